@@ -1,7 +1,7 @@
 """The HTTP server of the sidecar: /metrics for Prometheus, /healthz for HTTP probes, and the explorer.
 
 The explorer is a web page that shows the served graphs, with its JSON API. It runs in the HTTP thread; lookups run in
-another thread, one at a time. They can read graphs, but no sessions, learned text or keys.
+another thread, one at a time. Lookups can read graphs, but no sessions, learned text or keys.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def create_app(
     """Return the ASGI application of a sidecar.
 
     Args:
-        explorer: handles requests under ``/explorer``.
+        explorer: handler of requests under ``/explorer``.
         read_policy: returns the current access policy.
         render_metrics: returns the text for Prometheus.
         read_problem: returns the reason why the sidecar is not serving; None if it is.
@@ -144,8 +144,8 @@ class Explorer:
         """Make an explorer without tokenizers.
 
         Args:
-            config: the HTTP address, and the default graph, whose folder may contain tokenizers.
-            access: whether clients need certificates.
+            config: server settings with the HTTP address and the default graph, whose folder may contain tokenizers.
+            access: access settings, which decide whether clients need certificates.
             draft: draft settings of the sidecar.
             graphs: the served graphs.
         """
@@ -258,9 +258,9 @@ def _principal(request: Request) -> Principal:
     """Return the client of a request.
 
     Raises:
-        AccessError: there are no keys, and the request's host is not this machine. After a page of another site was
-            loaded, its name may be changed to resolve to this machine (DNS rebinding). The browser would then let
-            the page read our responses.
+        AccessError: no keys are required, and the request's host is not this machine. After a browser has loaded a page
+            of another site, the site's name may change and resolve to this machine (DNS rebinding). The browser would
+            then let that page read our responses.
     """
     principal: Principal = request.scope[PRINCIPAL]
     host = request.headers.get("host", "").lower()

@@ -17,11 +17,11 @@ class DrafterSettings(CommandSettings):
     """Serve graphs to verifiers over gRPC. Stops cleanly on SIGTERM or Ctrl-C, reloads graphs on SIGHUP."""
 
     server: ServerConfig = ServerConfig()
-    """The service."""
+    """Addresses and graphs of the service."""
     access: AccessConfig = AccessConfig()
     """Permitted clients. --access FILE is short for --access.file FILE."""
     draft: NgramDraftConfig = NgramDraftConfig()
-    """Defaults for requests."""
+    """Default draft settings for requests."""
     fold: FoldConfig = FoldConfig()
     """How text in the folder 'server.learned' becomes graphs."""
     log_level: LogLevel = "INFO"

@@ -1,10 +1,11 @@
-"""The served graphs, by name: they are loaded, and replaced without failing a step.
+"""Loads the served graphs by name, and replaces them without failing a step.
 
-Sessions keep the graph generation that they were opened on until they end; new sessions get the new generation. Loading
-runs in threads, everything else on the event loop.
+Until it ends, a session keeps the graph generation that it was opened with; new sessions get the new generation. Graphs
+are loaded in threads; everything else runs on the event loop.
 
-Names joined by '+' are layers: sessions draft from all of these graphs, and each graph is a separate source. Their
-accepted tokens go into the learned store of the first graph. A drafter of layers is made on first use.
+Names joined by '+' are layers: sessions draft from all of these graphs, and each graph is a separate source. The
+accepted tokens of such a session go into the learned store of the first graph. A drafter of layers is made when a
+session first asks for it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_graph.types import Fingerprint
 
 MOST_LAYERED = 64
-"""Maximum number of cached drafters of layers; the least recently used one is dropped. Each takes about 4 MB."""
+"""Maximum number of cached drafters of layers; the least recently used is dropped. Each drafter takes about 4 MB."""
 _LAYERS = "+"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
@@ -56,7 +57,7 @@ class ServedGraph:
     name: str
     """Name in requests."""
     generation: int
-    """Serial number of the load in this process."""
+    """Serial number of this load among all loads of the process."""
     path: Path
     """Path or address of the file."""
     file_bytes: int
@@ -68,12 +69,12 @@ class ServedGraph:
     tokenizer: Fingerprint
     """Tokenizer of the graph's ids."""
     layers: tuple[ServedGraph, ...] = ()
-    """Generations of the layers, if this is a combination of several graphs."""
+    """Served generations of the combined graphs, if this is a combination of layers."""
     num_sessions: int = 0
-    """Sessions that draft from this graph, directly or as a layer."""
+    """Number of sessions that draft from this graph, directly or as a layer."""
 
     def count(self, sessions: int) -> None:
-        """Add the number of opened sessions; negative for ended ones."""
+        """Add a number of opened sessions; a negative number counts ended sessions."""
         for each in (self, *self.layers):
             each.num_sessions += sessions
 
@@ -96,7 +97,7 @@ class GraphRegistry:
         """Make a registry without graphs; requests get UNAVAILABLE until :meth:`load_configured` has finished.
 
         Args:
-            config: the graphs, and the folder of learned text.
+            config: server settings with the graphs' files and the folder of learned text.
             draft: draft settings.
             fold: whether and when learned text is folded into graphs.
             on_fold: see :class:`~speculant_graph.draft.learning.learned_store.LearnedStore`.
@@ -145,7 +146,7 @@ class GraphRegistry:
         return iter(list(self._served.values()))
 
     def get(self, name: str) -> ServedGraph:
-        """Return a graph, or graphs as layers; an empty name means the default.
+        """Return a graph, or several graphs as layers; an empty name means the default graph.
 
         Raises:
             UnavailableError: graphs are still being loaded.
@@ -210,7 +211,7 @@ class GraphRegistry:
         """Open and close the configured graphs, so that a wrong path is reported before any slow work.
 
         Returns:
-            Fingerprints of their tokenizers.
+            Fingerprints of the graphs' tokenizers.
 
         Raises:
             GraphError: a graph can't be opened.

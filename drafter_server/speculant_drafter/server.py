@@ -1,4 +1,4 @@
-"""A sidecar: its sockets, health checks, graphs and reloads, with the order of start and stop."""
+"""A sidecar with its sockets, health checks, graphs and reloads, which start and stop in the right order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ from speculant_graph.serving.listening import server_credentials
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 _SWEEP_S = 5.0
 GRACE_S = 5.0
-"""Seconds for running calls to finish at a stop. Streams end after their step, and a step takes milliseconds."""
+"""Seconds that running calls get to finish when the sidecar stops. A stream ends after its current step, which takes
+milliseconds."""
 _SAVE_S = 2.0
 """Seconds between two saves of learned text."""
 
@@ -58,7 +59,7 @@ class DrafterServer:
             config: addresses and graphs.
             draft: defaults for options that requests leave out.
             access: the permitted clients.
-            clock: monotonic time in seconds, for idle sessions.
+            clock: monotonic time in seconds; it decides when sessions are idle.
             limits: limits for calls, messages and sessions.
             fold: whether and when learned text is folded into graphs.
 

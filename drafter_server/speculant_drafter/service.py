@@ -42,13 +42,15 @@ ADMIN_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterAdminService"].full_
 """Names of the services, for health checks."""
 
 _MOST_AT_ONCE_NS = 2_000_000
-"""A step that may take longer runs in a thread. The switch takes 0.1 ms, and steps of usual batches stay below this
-limit."""
+"""Limit in nanoseconds; a step that may take longer runs in a thread. The switch to a thread takes 0.1 ms, and steps of
+usual batches stay below the limit."""
 _NUM_LONG_STEPS = 4
-"""Threads for such steps. One step can't block all others, and the event loop still gets a core."""
+"""Number of threads for such steps. With several, one step can't block all others; with so few, the event loop still
+gets a core."""
 _ANY_CONFIG = DraftConfig()
 _Counted = tuple[bytes, int, int, int, int, int]
-"""A response, then sequences, nodes, empty drafts, sequences without the neural model, and nanoseconds of its step."""
+"""A response, followed by five figures of its step: sequences, nodes, empty drafts, sequences without the neural model,
+and nanoseconds."""
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
 
 
@@ -75,7 +77,7 @@ class DrafterService:
             graphs: the served graphs.
             sessions: the open sessions.
             metrics: counters of steps and failures.
-            limits: limits for a message.
+            limits: limits for the size of a message and its step.
         """
         self._graphs = graphs
         self._sessions = sessions
@@ -285,7 +287,7 @@ class DrafterAdminService:
     """The gRPC service that administers graphs."""
 
     def __init__(self, graphs: GraphRegistry) -> None:
-        """Take the served graphs."""
+        """Make the service for the served graphs."""
         self._graphs = graphs
 
     def handler(self, interceptor: CallInterceptor) -> grpc.GenericRpcHandler[bytes, bytes]:

@@ -26,7 +26,7 @@ class Limits:
     max_message_bytes: int = 1 << 20
     """Largest message that is accepted or sent."""
     max_sequences: int = 256
-    """Maximum number of sequences in a step. Steps that exceed this limit, or one of the next three, are refused."""
+    """Maximum number of sequences in a step. A step beyond this limit, or one of the next three limits, is refused."""
     max_tokens: int = 262_144
     """Maximum number of context tokens."""
     max_nodes: int = 2_048
@@ -34,11 +34,11 @@ class Limits:
     max_step_nodes: int = 8_192
     """Maximum number of drafted nodes for all sequences of a step, because other clients wait for it."""
     max_sessions: int = 10_000
-    """Maximum number of open sessions; beyond it the session that was idle longest is dropped, if any is idle."""
+    """Maximum number of open sessions. Beyond it, the longest idle session is dropped, if any session is idle."""
     idle_timeout_s: float = 600.0
     """Seconds without a step after which a session is dropped."""
     busy_s: float = 1.0
-    """Seconds after a step in which a session is never dropped for a new one; the new one is refused instead."""
+    """Seconds after a step in which a session is never dropped for a new session; the new session is refused."""
 
 
 LIMITS = Limits()
@@ -68,7 +68,7 @@ class SessionStore:
         """Make an empty store.
 
         Args:
-            config: contains the memory limit of all sessions.
+            config: settings with the memory limit of all sessions together.
             metrics: counters of opened and ended sessions.
             clock: monotonic time in seconds.
             limits: maximum number of sessions, and timeouts.
@@ -100,7 +100,7 @@ class SessionStore:
 
         Args:
             session_id: id of the session.
-            graph: the graph to draft from. An open session keeps its generation.
+            graph: the graph to draft from. A session that is already open keeps its generation.
             memory: learned text of the session's tenant.
             learn: whether later sessions of the tenant learn from this one.
 
@@ -133,7 +133,7 @@ class SessionStore:
         return session
 
     def find(self, session_id: int) -> OpenSession | None:
-        """Return an open session without using it."""
+        """Return an open session; this does not count as a use."""
         return self._sessions.get(session_id)
 
     def num_by_graph(self) -> Counter[str]:

@@ -27,11 +27,11 @@ class StepSockets:
     """Serves a step socket for each Unix socket of a sidecar."""
 
     def __init__(self, service: DrafterService, calls: CallInterceptor, most_connections: int, most_bytes: int) -> None:
-        """Make an object that does not listen yet.
+        """Make the step sockets of a sidecar; they do not listen yet.
 
         Args:
             service: handles steps.
-            calls: its policy decides whether keys are required.
+            calls: interceptor with the access policy, which decides whether keys are required.
             most_connections: maximum number of connections; further ones are closed at once.
             most_bytes: maximum size of a message; a client that sends a longer one is disconnected.
         """
@@ -95,10 +95,10 @@ class StepSockets:
 
 
 class StepConnection(asyncio.Protocol):
-    """One client. Steps are answered in order; the first is answered directly if it can't take long."""
+    """One client's connection. Steps are answered in order; a first step that can't take long is answered directly."""
 
     def __init__(self, sockets: StepSockets) -> None:
-        """Make a connection without a client."""
+        """Make a connection before its client is known."""
         self._sockets = sockets
         self._frames = FrameReader(sockets.most_bytes)
         self._waiting: deque[bytes] = deque()

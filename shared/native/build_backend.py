@@ -1,6 +1,6 @@
 """scikit-build-core, plus a compiler if the machine has none: pip then installs the package ziglang for the build.
 
-pyproject.toml names this file as the build backend. Everything else is scikit-build-core's.
+pyproject.toml names this file as the build backend. All other hooks are those of scikit-build-core.
 """
 
 from __future__ import annotations

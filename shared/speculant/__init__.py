@@ -1,4 +1,4 @@
-"""The program ``speculant``, apart from the library, so that nothing slow is imported before Ctrl-C is handled."""
+"""The program ``speculant``: separate from the library, so that nothing slow is imported before Ctrl-C is handled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def main() -> int:
     """Run the command line of this process and return its exit status.
 
     Raises:
-        SystemExit: as :func:`speculant_graph.cli.main.main`, which documents the exit statuses.
+        SystemExit: in the cases of :func:`speculant_graph.cli.main.main`, which documents the exit statuses.
     """
     try:
         from speculant_graph.cli.main import main as run

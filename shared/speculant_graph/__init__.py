@@ -1,7 +1,7 @@
 """Speculative decoding with an n-gram graph as the drafter: the public Python API.
 
 All names are imported on first use, so ``import speculant_graph`` costs nothing. The verifier's names come from the
-other half of the distribution and need its extra; the other names don't need torch.
+package ``speculant_verifier`` and need the extra ``[verifier]``; all other names work without torch.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _MODULES = {
     "speculant_verifier.speculation": ("CostTable", "load_or_measure"),
     "speculant_verifier.transformers_generate": ("speculant_generate",),
 }  # fmt: skip
-"""Module -> its public names."""
+"""Public names of each module."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __version__: str
 """Version of the distribution, as installed; read on first use."""

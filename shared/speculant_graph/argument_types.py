@@ -10,7 +10,7 @@ from typing import Any
 from speculant_graph.errors import ConfigError
 
 PATH = (str, os.PathLike)
-"""Types of a file's name."""
+"""Types that a file name may have."""
 
 
 def require_types(values: Mapping[str, object], expected: Mapping[str, type | tuple[type, ...]]) -> None:

@@ -47,7 +47,8 @@ def _take_switches(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[li
     """Remove switches with a value, such as ``--measure-costs false``, from a command line.
 
     Returns:
-        The other arguments, and the value by destination, which is validated like a value from a file.
+        The other arguments, and the switches' values by destination. These values are validated like values from a
+        file.
     """
     switches: dict[str, str] = {}
     names: dict[str, str] = {}

@@ -24,7 +24,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
     def __init__(self, **values: Any) -> None:
-        """Take settings by their names.
+        """Make settings from keyword arguments.
 
         Raises:
             ConfigError: a value is invalid, or a setting does not exist.
@@ -54,7 +54,7 @@ class Config(BaseModel):
 
 _SECRET_WORDS = frozenset({"token", "key", "password"})
 _VALUES = reprlib.Repr()
-"""Shows given values; long ones are shortened."""
+"""Formatter of given values, which shortens long ones."""
 _VALUES.maxstring = _VALUES.maxlong = 120
 
 
@@ -77,7 +77,7 @@ def names_in(location: Sequence[str | int], kind: type[BaseModel]) -> list[str]:
     types.
 
     Args:
-        location: the location of the error, below ``kind``.
+        location: the location of the error, relative to ``kind``.
         kind: the class of settings, or of sections with settings.
     """
     names = [part for part in location if isinstance(part, str) and part != "[key]"]

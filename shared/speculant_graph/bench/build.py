@@ -1,4 +1,4 @@
-"""``speculant bench build``: a whole build, and counting against plain Python."""
+"""``speculant bench build``: the time of a whole build, and counting compared with plain Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from speculant_graph.types import Fingerprint
 
 Counts = Mapping[tuple[int, ...], Mapping[int, int]]
-"""Contexts of 1 to N tokens -> next token -> count."""
+"""Counts of next tokens, by context; contexts have 1 to N tokens."""
 
 _ROUNDS = 2
 
@@ -35,9 +35,10 @@ class BenchBuildSettings(ReportingSettings):
     corpus: CliVariadicArg[list[TypedPath]]
     """Files, folders and patterns, as for 'speculant build'."""
     dict_tokens: Annotated[int, Field(ge=100)] = 1_000_000
-    """Tokens for the comparison with plain Python, at least 100; a million takes 20 s and a gigabyte."""
+    """Number of tokens for the comparison with plain Python, at least 100. A million tokens take 20 s and a
+    gigabyte."""
     graph: GraphConfig = GraphConfig()
-    """How to build."""
+    """Settings of the build."""
 
 
 def run(arguments: Sequence[str]) -> int:

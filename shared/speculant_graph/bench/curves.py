@@ -19,7 +19,7 @@ _DASHES = ("2 4", "7 4", "none", "9 3 2 3", "4 2")
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One value per position of the horizontal axis."""
+    """A curve with one value per position of the horizontal axis."""
 
     label: str
     values: list[float]
@@ -38,7 +38,7 @@ def write_picture(path: Path, panels: Sequence[Panel], *, across: str = "slice",
 
     Args:
         path: the file.
-        panels: at least one; the legend shows the labels of the first panel's curves.
+        panels: at least one panel; the legend shows the labels of the first panel's curves.
         across: label of the horizontal axis.
         up: label of the vertical axis.
 

@@ -1,6 +1,6 @@
-"""``speculant bench fleet``: the capacity of a sidecar in engines, its memory, and the effect of killing a sidecar.
+"""``speculant bench fleet``: how many engines a sidecar can serve, its memory, and the effect of killing a sidecar.
 
-Engines are simulated, each in a separate process; their passes sleep for the time of a GPU's pass. Sidecars are real.
+Engines are simulated, each in a separate process; a pass only sleeps for the time of a GPU's pass. Sidecars are real.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ _BAR = 0.1
 
 
 class BenchFleetSettings(ReportingSettings):
-    """Measure a fleet of sidecars on this machine: engines per sidecar, memory, and a sidecar's death under load.
+    """Measure sidecars on this machine: engines per sidecar, memory, and the effect of killing a sidecar under load.
 
     Each sidecar gets its own core if there are enough; the engines share the other cores. Graph and decoded text are
     words of Python's own sources, but the graph does not contain the decoded text.
     """
 
     sidecars: Annotated[int, Field(ge=2, le=32)] = 2
-    """Number of sidecars when one is killed. The count of engines uses only sidecars with a core of their own."""
+    """Number of sidecars in the test that kills one. Engines per sidecar are measured only with sidecars that have a
+    core of their own."""
     engines: Annotated[list[Annotated[int, Field(ge=1, le=256)]], COMMAS] = [1, 2, 4, 8]  # noqa: RUF012
-    """Engines for each sidecar, one or several numbers."""
+    """Numbers of engines per sidecar to measure, separated by commas."""
     tenants: Annotated[int, Field(ge=0, le=10_000)] = 8
     """Number of tenants whose text the engines decode in turn; 0: sequences have no tenant."""
     rows: Annotated[int, Field(ge=1, le=256)] = 8
@@ -51,7 +52,7 @@ class BenchFleetSettings(ReportingSettings):
     curve: str = "gptoss-h100"
     """Pass times, as for 'speculant bench engine-loop'."""
     time: Annotated[float, Field(ge=1.0)] = 10.0
-    """Seconds to run each number of engines, and to measure before and after each event."""
+    """Seconds of measurement for each number of engines, and before and after each event."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
-"""One engine of ``bench fleet``: a separate process that runs this module, with its order as a JSON argument.
+"""One engine of ``bench fleet``: a separate process that runs this module, with its parameters as a JSON argument.
 
-It prints ``ready`` when it drafts. One line of standard input starts the measurement, and the next one ends it. Then it
-prints its passes as JSON.
+The engine prints ``ready`` when it drafts. One line on its standard input starts the measurement, and the next line
+ends it. Then the engine prints its passes as JSON.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Order:
     tokenizer: tuple[str, str, int]
     """Fields of the graph's fingerprint."""
     texts: str
-    """NumPy file with a row of token ids per trace."""
+    """Name of a NumPy file with one row of token ids per trace."""
     prompt_tokens: int
     """Number of prompt tokens at the start of each row; the others are the output."""
     first: int
-    """Index of the first trace; after the last trace, trace 0 follows."""
+    """Index of the trace to start with; after the last trace, trace 0 follows."""
     tenants: list[str]
     """Tenants of the sequences, in turns; if empty, sequences have no tenant."""
     rows: int
@@ -66,14 +66,14 @@ class EnginePasses:
     failed: list[int] = field(default_factory=list)
     """Failed requests per pass: not answered in time, or not sent because the sidecar is paused."""
     late: int = 0
-    """Late answers."""
+    """Number of late answers."""
     errors: int = 0
-    """Batches that raised an error; a failure of a sidecar must not cause one."""
+    """Number of batches that raised an error; a failure of a sidecar must not cause any."""
 
 
 @contextmanager
 def running_engine(order: Order) -> Iterator[subprocess.Popen[str]]:
-    """Run an engine inside the block, which starts when the engine drafts.
+    """Run an engine while the block runs; the block starts when the engine drafts.
 
     Raises:
         SpeculantError: the engine does not start.

@@ -10,17 +10,17 @@ import numpy as np
 from speculant_graph.bench.fleet_engine import EnginePasses
 
 BIN_S = 0.5
-"""Seconds over which tokens per pass are averaged to see a recovery."""
+"""Length of the intervals, in seconds, over which tokens per pass are averaged to see a recovery."""
 _BACK = 0.95
 _SERVED = 0.9
-"""Minimum share of passes with a draft request; below it, engines do not count as served."""
+"""Minimum share of passes with a draft request; engines with a lower share do not count as served."""
 
 
 def draft_figures(engines: Sequence[EnginePasses], rows: int, bar_s: float) -> dict[str, Any]:
     """Return the times of drafting in the engines, and the tokens per pass.
 
     Args:
-        engines: their passes, at least one each.
+        engines: the passes of each engine, at least one.
         rows: rows of a pass.
         bar_s: limit of drafting time, in seconds.
 
@@ -45,7 +45,7 @@ def draft_figures(engines: Sequence[EnginePasses], rows: int, bar_s: float) -> d
 
 
 def engines_within(results: Sequence[dict[str, Any]], key: str, bar_ms: float) -> float:
-    """Return the most engines per sidecar that draft and whose figure does not exceed the bar; 0 if there are none."""
+    """Return the largest number of engines per sidecar that drafted with a figure within the limit, or else 0."""
     served = (each for each in results if each[key] <= bar_ms and each["asked_share"] >= _SERVED)
     return max((each["engines"] / each["sidecars"] for each in served), default=0)
 
@@ -54,15 +54,16 @@ def event_figures(engines: Sequence[EnginePasses], event_s: float, window_s: flo
     """Return the effect of an event on the passes after it.
 
     Args:
-        engines: their passes, including some before the event.
+        engines: the passes of each engine, including some before the event.
         event_s: time of the event.
         window_s: seconds before and after the event to consider.
 
     Returns:
         ``share_without_drafts``: share of the passes after the event without an answer. ``drafts_back_s``: seconds
-        until the last such pass ended; if one comes half a second or more after the engine's previous one, it has
-        another cause and does not count. ``tokens_per_pass_before``: for all rows together. ``tokens_back_s``: seconds
-        until the end of the first half second with 95 % of these tokens per pass; None if there was none.
+        until the last of these passes without an answer ended. A pass that ended half a second or more after the
+        engine's previous such pass has another cause and does not count. ``tokens_per_pass_before``: tokens per pass
+        before the event, for all rows together. ``tokens_back_s``: seconds until the end of the first half second in
+        which passes had 95 % of these tokens; None if there was none.
     """
     ended_s = np.concatenate([each.ended_s for each in engines]) - event_s
     failed = np.concatenate([each.failed for each in engines]) > 0

@@ -1,4 +1,4 @@
-"""The measurements of ``bench fleet``: real sidecars, each on a separate core if there are enough, and engines."""
+"""The measurements of ``bench fleet``: real sidecars, each on its own core if possible, serve simulated engines."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Ground:
     """Folder for sockets."""
     graph: Path
     order: Order
-    """Template of an engine's order; addresses and the first trace are filled in."""
+    """Template for the parameters of an engine; addresses and the first trace are filled in later."""
     num_traces: int
     is_tcp: bool
     """Whether sidecars are reached over TCP instead of Unix sockets."""
 
     def orders(self, sidecars: Sequence[OwnDrafter], count: int) -> list[Order]:
-        """Return the orders of engines that start at different traces."""
+        """Return the parameters of engines that start at different traces."""
         order = replace(self.order, addresses=",".join(each.address for each in sidecars))
         return [replace(order, first=index * _TRACES_PER_ENGINE % self.num_traces) for index in range(count)]
 
 
 class WatchedDrafter(OwnDrafter):
-    """A sidecar on given cores, with readable metrics."""
+    """A sidecar that runs on given cores and whose metrics can be read."""
 
     def __init__(self, graph: Path, address: str, cores: Sequence[int]) -> None:
         """Start the sidecar, and wait until it serves.
@@ -126,7 +126,7 @@ def count_engines(
 
 
 def measure_memory(ground: Ground) -> dict[str, Any]:
-    """Return the memory that a session and a tenant's learned text add to a sidecar, and the tokens in each."""
+    """Return the memory that a session and a tenant's learned text each add to a sidecar, and their tokens."""
     begin("memory of sessions and tenants")
     texts = np.load(ground.order.texts)
     with _running(ground, 1) as ([sidecar], _):
@@ -193,7 +193,7 @@ def kill_and_start(ground: Ground, num_sidecars: int, window_s: float) -> tuple[
 
 @contextmanager
 def _on(cores: Sequence[int]) -> Iterator[None]:
-    """Start processes on these cores inside the block."""
+    """Let processes that are started inside the block run on these cores."""
     former = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -204,7 +204,7 @@ def _on(cores: Sequence[int]) -> Iterator[None]:
 
 @contextmanager
 def _running(ground: Ground, count: int) -> Iterator[tuple[list[WatchedDrafter], list[int]]]:
-    """Run sidecars inside the block; yield them and the cores for engines, at least one."""
+    """Run sidecars while the block runs; yield the sidecars, and the cores for engines, at least one."""
     cores = sorted(os.sched_getaffinity(0))
     num_own = max(1, min(count, len(cores) - 1))
     own, others = cores[-num_own:], cores[:-num_own] or cores
@@ -219,7 +219,7 @@ def _running(ground: Ground, count: int) -> Iterator[tuple[list[WatchedDrafter],
 
 @contextmanager
 def _playing(orders: Sequence[Order], cores: Sequence[int]) -> Iterator[Callable[[], list[EnginePasses]]]:
-    """Run engines inside the block; yield a function that ends them and returns their passes since its start."""
+    """Run engines while the block runs; yield a function that ends them and returns their passes since the start."""
     with ExitStack() as stack:
         with _on(cores):
             engines = [stack.enter_context(running_engine(order)) for order in orders]
@@ -228,7 +228,7 @@ def _playing(orders: Sequence[Order], cores: Sequence[int]) -> Iterator[Callable
 
 
 def _observed(sidecars: Sequence[WatchedDrafter]) -> tuple[float, ...]:
-    """Return totals so far: CPU time, time from the arrival of steps to their answers, steps, and drafted nodes."""
+    """Return the sidecars' totals so far: CPU time, time from arrival of steps to answer, steps, and drafted nodes."""
     names = ("step_seconds_sum", "steps_total", "drafted_nodes_total")
     return sum(each.busy_s for each in sidecars), *(sum(each.told(name) for each in sidecars) for name in names)
 

@@ -32,13 +32,13 @@ def running_module(
     *,
     is_told: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a module as a program inside the block; its messages go to this process's standard error.
+    """Run a module as a program while the block runs; its messages go to this process's standard error.
 
     Args:
         module: name of the module.
         arguments: command-line arguments.
         environment: additional environment variables.
-        is_told: open a pipe to its standard input.
+        is_told: whether to open a pipe to its standard input.
     """
     process = _start(module, arguments, environment, stdin=subprocess.PIPE if is_told else None)
     try:

@@ -1,7 +1,7 @@
-"""``speculant bench replay``: the savings by drafts on recorded outputs.
+"""``speculant bench replay``: how many steps drafts save on recorded outputs.
 
-The bench replays an output as if a model wrote it again: it drafts, keeps the nodes that agree, and continues after
-them.
+The bench replays an output as if a model wrote it again. At each step it drafts, keeps the nodes that agree with the
+record, and continues after them.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class BenchReplaySettings(ReportingSettings):
     """
 
     traces: CliVariadicArg[list[TypedPath]]
-    """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload, named by the field
-    'workload' of its first line or by the file."""
+    """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload. Its name is the field
+    'workload' of the first line, or else the file's name."""
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Files, folders and patterns to count into one graph, as for 'speculant build'. Without them and without --graph
     the drafts come from the sequences alone."""
@@ -75,24 +75,24 @@ class BenchReplaySettings(ReportingSettings):
     as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token. Only ratios matter here. A draft then
     keeps only the nodes that pay, up to the budget."""
     online: bool = False
-    """Learn: accepted text of earlier outputs helps later ones, and the model's own tokens are fed back."""
+    """Learn: accepted text of earlier outputs helps to draft later ones, and the model's own tokens are fed back."""
     layers: bool = False
-    """With --online: replay each file as a tenant, in --slices parts, by one strategy and budget (tree, 16), and print
-    tokens per step over time: without learning, with a memory of fold.young-tokens, and with older text folded into
-    graphs."""
+    """With --online: replay each file as a tenant, in --slices parts, by one strategy and budget (tree, 16). Print
+    tokens per step over time for three variants: without learning, with a memory of fold.young-tokens, and with older
+    text folded into graphs."""
     slices: Annotated[int, Field(ge=2, le=1_000)] = 8
-    """Number of equal parts, such as weeks, into which --layers cuts the traces of every file, in order. The first part
-    of every file is replayed first, then the second parts."""
+    """Number of equal parts, such as weeks, into which --layers cuts the traces of every file, in order. The bench
+    replays the first part of every file, then the second part of every file, and so on."""
     picture: Path | None = None
     """Draw the curves of --layers into this SVG file."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Replay only this many traces of each file, the first ones."""
+    """Number of traces to replay from the start of each file; by default all."""
     graph: GraphConfig = GraphConfig()
     """Tokenizer, orders, and how the corpus is read."""
     draft: DraftConfig = DraftConfig()
     """How strategies draft; 'k' and 'strategy' are set by --budget and --strategy."""
     fold: FoldConfig = FoldConfig()
-    """How --layers folds; 'young_tokens' is 4,096 by default here."""
+    """Fold settings of --layers; 'young_tokens' is 4,096 by default here."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -129,7 +129,7 @@ def _replay_layers(
     tokenizer: Fingerprint,
     arguments: Sequence[str],
 ) -> None:
-    """Replay over time, print and draw."""
+    """Replay the traces over time, print the figures, and draw the curves."""
     is_chosen = {"strategy", "budget"} & settings.model_fields_set
     strategy = settings.strategy[0] if "strategy" in is_chosen else "tree"
     budget = settings.budget[0] if "budget" in is_chosen else _BUDGET_OF_LAYERS

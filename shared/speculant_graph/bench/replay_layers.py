@@ -1,9 +1,10 @@
 """``speculant bench replay --online --layers``: the gain from learning and folding over time.
 
-Every file is a tenant of one store of learned text. Its traces keep their order and are cut into slices. The tenants
-take turns: the first slice of each, then the second slices. The bench does this three times, each time with a fresh
-drafter: without learning; with a memory that forgets its oldest text; and with a memory of the same size whose oldest
-text is folded into graphs. Each trace starts after all folds have finished, so that the figures are reproducible.
+Every file is a tenant of one store of learned text. A file's traces keep their order and are cut into slices. The bench
+replays the first slice of every tenant, then the second slice of every tenant, and so on. It replays everything three
+times, each time with a fresh drafter: without learning; with a memory that forgets its oldest text; and with a memory
+of the same size whose oldest text is folded into graphs. Each trace starts after all folds have finished, so that the
+figures are reproducible.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ VARIANTS = {
     "learning": "a memory that forgets",
     "folding": "older text folded into graphs",
 }
-"""Name of each variant -> its label for people."""
+"""Labels of the variants for people, by name."""
 
 
 @dataclass(slots=True)
@@ -41,11 +42,11 @@ class _Run:
     """The results of one variant."""
 
     slices: dict[tuple[str, int], list[ReplayStep]] = field(default_factory=dict)
-    """By workload and slice."""
+    """Steps of each trace, by workload and slice."""
     graph_tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    """Tokens of the tenant's graph files after the slice, oldest first."""
+    """Numbers of tokens in the tenant's graph files after a slice, oldest file first; by workload and slice."""
     folds: list[bool] = field(default_factory=list)
-    """Per fold, whether it succeeded."""
+    """For each fold, whether it succeeded."""
 
 
 def layer_figures(
@@ -60,8 +61,8 @@ def layer_figures(
 
     Args:
         graphs: the graphs that all tenants draft from.
-        workloads: the tenants.
-        tokenizer: the tokenizer of their ids.
+        workloads: the workloads, each of which is a tenant.
+        tokenizer: the tokenizer of the workloads' token ids.
         draft: draft settings; ``k`` is the number of nodes per step.
         fold: fold settings; ``young_tokens`` is also the size of the memory that forgets.
         num_slices: slices per workload.

@@ -23,13 +23,13 @@ class ReplayStep:
     """One draft and its outcome."""
 
     num_drafted: int
-    """Nodes of the draft."""
+    """Number of nodes in the draft."""
     num_accepted: int
-    """Nodes that agreed with the record, from the root on."""
+    """Number of nodes that agreed with the record, from the root on."""
     num_tokens: int
-    """Emitted tokens: the accepted ones, plus the target's own next token if the record continues."""
+    """Number of emitted tokens: the accepted tokens, plus the target's own next token if the record continues."""
     expected: float | None
-    """Accepted nodes that the draft's own probabilities predicted; None if it has none."""
+    """Number of accepted nodes that the draft's own probabilities predicted; None for a draft without probabilities."""
     draft_ns: int
     """Nanoseconds of the drafting call."""
 
@@ -37,8 +37,8 @@ class ReplayStep:
 class PromptLookupDrafter:
     """Copies the tokens after the first earlier occurrence of the last tokens (Saxena 2023, prompt lookup decoding).
 
-    It looks up the last 3 tokens, then 2, then 1, and uses the first match. Inference libraries ship this baseline. It
-    needs no graph, has one sequence at a time, learns nothing across sequences and ignores cost.
+    It looks up the last 3 tokens, then 2, then 1, and uses the first match. Inference libraries ship this baseline. The
+    baseline needs no graph, has one sequence at a time, learns nothing across sequences and ignores cost.
     """
 
     def open(self, session_id: int, *, tenant: str = "", learn: bool = False) -> None:
@@ -90,7 +90,7 @@ def replay(
         node_budget: maximum number of nodes per draft.
         tenant: the tenant of the traces.
         learn: let later traces draft from the accepted tokens of earlier ones, and feed the target's own tokens back.
-        cost: the cost of passes; each draft keeps only the nodes that pay. None keeps all nodes.
+        cost: the cost of passes; each draft keeps only the nodes that pay. With None, a draft keeps all nodes.
         tell: called with the number of replayed traces and the total.
     """
     replayed = []
@@ -150,7 +150,7 @@ def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | N
 
     Args:
         replayed: the steps of every trace, at least one per trace.
-        cost: prices the drafts; without it ``relative_speed`` and its interval are None.
+        cost: the cost of passes; without it, ``relative_speed`` and its interval are None.
     """
     steps = [step for of_trace in replayed for step in of_trace]
     num_tokens = sum(step.num_tokens for step in steps)

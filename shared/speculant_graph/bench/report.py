@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from speculant_graph.graph.build.builder import BuildProgress
 
 COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
-"""Annotation of a list that is comma-separated on a command line: ``8,16,32``."""
+"""Annotation of a list whose items are separated by commas on a command line: ``8,16,32``."""
 
 Progress = Callable[[int, int], None]
-"""Called with the amount done and the total."""
+"""A callback that gets the amount done and the total."""
 
 T = TypeVar("T")
 
@@ -49,9 +49,9 @@ def show_build() -> Callable[[BuildProgress], None]:
 def alternate(
     variants: Mapping[str, Callable[[int], T]], rounds: int, tell: Progress | None = None
 ) -> dict[str, list[T]]:
-    """Call every variant once per round, with the round's index, so that noise affects all of them.
+    """Call every variant once per round, with the round's index, so that noise affects all variants.
 
-    The variants rotate, so that each is equally often first, second, ...
+    The order rotates from round to round, so that each variant is equally often first, second, ...
 
     Args:
         variants: the variants by name, at least one.
@@ -81,10 +81,10 @@ def print_report(
 
     Args:
         name: the bench.
-        figures: the keys of the JSON object; machine and command are added.
+        figures: the content of the JSON object; machine and command are added.
         arguments: command line of the bench.
         as_json: print the object as the last line of standard output.
-        columns: the columns of a table, by the key of its list; by default all single figures.
+        columns: the columns of each table, by the key of its list; by default all single figures of the objects.
     """
     machine = describe_machine()
     console = Console(highlight=False, markup=False)

@@ -1,4 +1,4 @@
-"""``speculant bench rpc``: steps over the wire, compared with echoes of the same bytes."""
+"""``speculant bench rpc``: the time of steps over the wire, compared with echoes of the same bytes."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ _SAMPLES = 40
 _SERVICE = "/speculant_graph.rpc.v1.DrafterService/"
 
 Exchange = Callable[[bytes], bytes]
-"""Sends a message and returns the response."""
+"""A function that sends a message and returns the response."""
 Request = Callable[[], RequestWriter]
-"""Makes a message from a step's values."""
+"""A function that makes a message from a step's values."""
 Trial = Callable[[int], int]
-"""Runs one step and returns its nanoseconds."""
+"""A function that runs one step and returns its nanoseconds."""
 Servers = Mapping[str, tuple[str, psutil.Process]]
-"""``drafter`` and ``echo``: address and process."""
+"""Address and process of each server, by name: ``drafter`` and ``echo``."""
 
 
 class BenchRpcSettings(ReportingSettings):
@@ -64,14 +64,14 @@ class BenchRpcSettings(ReportingSettings):
     model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
     batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
-    """Sequences per step, one or several numbers."""
+    """Numbers of sequences per step, separated by commas."""
     graph: Path | None = None
-    """Draft from this graph file; by default from a graph of the words of Python's own sources."""
+    """Graph file to draft from; by default, a graph of the words of Python's own sources."""
     steps: Annotated[int, Field(ge=100, le=100_000)] = 2_000
-    """Timed steps of each kind; at least 100."""
+    """Number of timed steps of each kind, at least 100."""
     draft: NgramDraftConfig = NgramDraftConfig(k=10, strategy="sampling", max_candidates=8)
     """Drafting options of the requests; by default ten tokens with distributions of up to eight. As with a verifier,
-    trees omit nodes that can't pay: nodes with a probability below 0.05."""
+    trees omit nodes that can't pay, here those with a probability below 0.05."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -110,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _running_servers(graph: Path, folder: Path) -> Iterator[Servers]:
-    """Run a drafter and the echo server inside the block on one core, and this process on another core if possible.
+    """While the block runs, run a drafter and the echo server on one core, and this process on another if possible.
 
     Raises:
         SpeculantError: a server does not start.
@@ -139,8 +139,8 @@ def _running_servers(graph: Path, folder: Path) -> Iterator[Servers]:
 def _measure_steps(steps: _Steps, servers: Servers, num_steps: int) -> dict[str, Any]:
     """Return the figures of one batch size, times in microseconds.
 
-    Trials are interleaved step by step, so that no trial finds warm CPU caches. In an engine, a pass of the model runs
-    between two drafts, so its caches are cold, too.
+    Trials are interleaved step by step, so that no trial finds warm CPU caches. In an engine the caches are cold, too,
+    because a pass of the model runs between two drafts.
 
     Raises:
         SpeculantError: a step failed.
@@ -181,7 +181,7 @@ def _usage(trial: Trial, server: psutil.Process, num_steps: int) -> tuple[float,
 
 
 def _busy_s(server: psutil.Process) -> float:
-    """Return the CPU time of this process and of a server in seconds; the server's has ticks of 10 ms."""
+    """Return the sum of the CPU seconds of this process and of a server, whose time has ticks of 10 ms."""
     times = server.cpu_times()
     return time.process_time() + times.user + times.system
 
@@ -253,7 +253,7 @@ class _Steps:
 
     @contextmanager
     def _opened_stream(self) -> Iterator[tuple[Iterator[Request], Exchange]]:
-        """Yield the requests of open sessions, and a function that exchanges them."""
+        """Open sessions; yield their requests, and a function that sends a request and returns the response."""
         session_ids = self._new_ids()
         with connect_channel(self._config.address, self._config) as channel:
             open_session: Any = channel.unary_unary(_SERVICE + "OpenSession", None, None)

@@ -40,16 +40,16 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The traces of one file, in its order."""
+    """The traces of one file, in the order of its lines."""
 
     name: str
-    """Field ``workload`` of the first line, or the file's name."""
+    """Name of the workload: the field ``workload`` of the first line, or else the file's name."""
     traces: tuple[Trace, ...]
-    """At least one."""
+    """Recorded traces, at least one."""
 
 
 class _Record(BaseModel):
-    """A line of a file."""
+    """One line of a file of traces."""
 
     prompt: str
     output: str
@@ -59,8 +59,8 @@ class _Record(BaseModel):
 def read_workloads(paths: Sequence[Path], tokenizer: CorpusTokenizer, limit: int | None = None) -> list[Workload]:
     """Read files of traces; each line is a JSON object with ``prompt`` and ``output``.
 
-    Both texts are tokenised separately, and the prompt as in the verifier. Blank lines and traces with an empty output
-    are skipped.
+    Prompt and output are tokenised separately, the prompt as in the verifier. Blank lines and traces with an empty
+    output are skipped.
 
     Args:
         paths: the files; each is a workload.
@@ -122,10 +122,10 @@ def _records(path: Path) -> Iterator[_Record]:
 
 
 def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int], Fingerprint]:
-    """Return the words of Python's standard library as ids, and a fingerprint; this is real text without a tokenizer.
+    """Return the words of Python's standard library as ids, with a fingerprint: real text that needs no tokenizer.
 
     Args:
-        max_tokens: stop reading files at this number of tokens.
+        max_tokens: number of tokens at which reading stops.
     """
     ids: dict[str, int] = {}
     token_ids: list[int] = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 _SHARE = 0.01
-"""Share of the time of passes that trials may lose."""
+"""Share of all passes' time that trials of drafts may lose."""
 _MOST_PASSES = 16.0
-"""Maximum balance, in passes."""
+"""Maximum balance of the account, as a number of passes."""
 
 
 class Allowance:
@@ -37,7 +37,7 @@ class Allowance:
         return self._seconds >= seconds
 
     def add_pass(self, seconds: float) -> None:
-        """Add the share of a pass with this duration."""
+        """Add the share of a pass that took this many seconds."""
         self._pass_s = seconds
         if math.isinf(self._seconds):
             self._seconds = self._first_passes * seconds

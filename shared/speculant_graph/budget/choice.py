@@ -16,13 +16,13 @@ def chosen_nodes(
 ) -> list[Sequence[int]]:
     """Return the nodes that are worth verifying, for passes whose rows may differ in length.
 
-    The result is lossless only with rules that compare drafted tokens with the target's own choice. Rules that compare
-    p with q must not drop nodes after they were drawn.
+    The result is lossless only with rules that compare drafted tokens with the target's own choice. With rules that
+    compare p with q, nodes must not be dropped after they were drawn.
 
     Args:
         drafts: one draft per row of the batch; a draft without path probabilities is kept whole.
         seconds: seconds of passes over 0, 1, ... tokens, up to the number of rows plus all nodes.
-        rate: tokens that a second must earn.
+        rate: tokens that every second must earn.
         weights: per draft, a correction factor for its probabilities.
 
     Returns:

@@ -20,7 +20,7 @@ class LearnedCost:
     The fit is least squares with a weak prior, and weights of older passes decay. So sizes that have not been seen for
     long are tried again. If passes suddenly take less than half the expected time, the engine was warming up, and all
     earlier passes are forgotten. A pass over more than twice the tokens of the widest observed pass gets a prohibitive
-    cost. If tokens are expensive, only this limit keeps the first drafts from losing many passes.
+    cost. If tokens are expensive, only this limit keeps the first drafts from losing the time of many passes.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class LearnedCost:
         self._num_left_out = self._num_fits = self._widest = 0
 
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
-        """Return the cost of passes; in seconds after the first fit, before it in an arbitrary unit."""
+        """Return the cost of passes: in an arbitrary unit before the first fit, and in seconds afterwards."""
         known = self._known.get(num_rows)
         if known is None or len(known) <= most_tokens:
             tokens = np.maximum(np.arange(max(most_tokens + 1, _FEWEST_KNOWN)), num_rows)
@@ -86,18 +86,18 @@ class LearnedCost:
 
 _NUM_FEATURES = 5
 _FEW, _MANY = 8.0, 32.0
-"""Tokens after which most experts are active, for few experts and for many."""
+"""Numbers of tokens after which most experts are active: in a model with few experts, and in one with many."""
 _FEWEST_KNOWN = 64
 _TOO_DEAR = 1e6
 _MEMORY = 0.99
 _LONGEST = 2.0
-"""Multiple of the expected time at which a pass's time is capped, because other work must have taken the rest."""
+"""Multiple of the expected time to which a pass's time is capped, because other work must have taken the rest."""
 _WARM_UP = 2
-"""Number of an engine's first passes to ignore. If its warm-up is longer, those passes are forgotten when later ones
-take less than half the time."""
+"""Number of an engine's first passes to ignore. Passes of a longer warm-up are forgotten when later passes take less
+than half the time."""
 _FEWEST, _PERIOD_S = 10, 0.5
-"""Fewest passes between two fits, and seconds between two fits. The number of passes doubles until they take this long.
-A fit takes up to a millisecond, between two passes."""
+"""Minimum number of passes and of seconds between two fits. The number of passes doubles until they take that many
+seconds. A fit takes up to a millisecond, between two passes."""
 
 
 def _features(num_tokens: NDArray[np.intp], num_rows: int | NDArray[np.float64]) -> NDArray[np.float64]:

@@ -6,14 +6,15 @@ from collections import defaultdict, deque
 from statistics import median
 
 _USUAL_GAIN = 0.03
-"""Share of a pass that the model saves, without the cost of wider passes: 2 to 5 % more tokens on seven kinds of
-outputs (docs/experiments.md, "a neural model")."""
+"""Share of a pass's time that the model saves, apart from the cost of wider passes. The model gained 2 to 5 % more
+tokens on seven kinds of outputs (docs/experiments.md, "a neural model")."""
 _TRIED = 8
-"""Steps with the model, and as many without it in turns, before the first choice."""
+"""Number of steps with the model before the first choice; they alternate with as many steps without it."""
 _EVERY = 64
-"""Period of measurements in steps: one step uses the other choice, and the step before it is timed, too."""
+"""Number of steps between two measurements. A measurement is a step with the other choice; the step before it is timed,
+too."""
 _NUM_TIMES = 16
-"""Number of latest times in a median, which ignores outliers caused by other work."""
+"""Number of latest times in a median. A median ignores outliers caused by other work."""
 
 
 class NeuralChoice:
@@ -21,7 +22,8 @@ class NeuralChoice:
 
     The model's time depends on the machine, the number of sequences and the length of a pass, so it is measured. From
     time to time, a step uses the other choice. The step before it is also timed, because the machine's load varies. The
-    gain is a constant. Tokens per step vary so much that even thousands of steps would not measure it better.
+    model's gain is a constant, because tokens per step vary so much that even thousands of steps would not measure it
+    better.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The cost of a forward pass in seconds, by its numbers of sequences and tokens.
+"""The cost of a forward pass in seconds, as a function of its numbers of sequences and tokens.
 
 For a dense model the curve is nearly flat at first. In a mixture of experts every token activates further experts, so a
 draft must earn its cost.
@@ -116,12 +116,12 @@ class CostCurve:
 
 @dataclass(frozen=True, slots=True)
 class RowCurve:
-    """A cost curve over tokens per sequence, for any number of sequences; an assumption used without measurements."""
+    """A cost curve over tokens per sequence, for any number of sequences; an assumption in place of measurements."""
 
     curve: CostCurve
-    """Curve of one sequence."""
+    """Cost curve of one sequence."""
     share: float = 1.0
-    """Factor for its times."""
+    """Factor by which the curve's times are multiplied."""
 
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
         """Return the cost of passes; see :class:`PassCost`."""
@@ -159,7 +159,7 @@ def _no_curve(problem: str) -> ConfigError:
 
 
 def _experts(num_tokens: int) -> float:
-    """Return the expected share of 32 experts that are active, if each token activates 4."""
+    """Return the expected share of active experts, if each token activates 4 of 32 experts."""
     return 1.0 - (28 / 32) ** num_tokens
 
 
@@ -186,8 +186,8 @@ CURVES: dict[str, CostCurve] = {
 }  # fmt: skip
 """Curves by name.
 
-Some are shapes with an arbitrary unit. 'flat': tokens are free. 'dense' and 'cpu-moe': measured on a CPU, with a model
-of 152M parameters, and one of 211M with 32 experts, 4 of them active. 'moe': expert traffic only, the worst case.
+Some curves are shapes with an arbitrary unit. 'flat': tokens are free. 'dense' and 'cpu-moe': measured on a CPU, with a
+model of 152M parameters, and one of 211M with 32 experts, 4 of them active. 'moe': expert traffic only, the worst case.
 
 The others are in milliseconds. 'gptoss-h100' and 'dense-8b-h100': gpt-oss-20b and a dense model of 8 billion parameters
 on an H100, estimated from the bytes that a pass reads plus a fixed part. 'gptoss-spark': gpt-oss-20b on a DGX Spark

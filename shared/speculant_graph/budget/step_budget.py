@@ -12,19 +12,19 @@ from speculant_graph.budget.allowance import Allowance
 from speculant_graph.budget.pass_cost import PassCost
 
 _MEMORY = 0.98
-"""Factor by which a step's weight decays per later step."""
+"""Factor by which a step's weight decays with every later step."""
 _FEWEST, _PERIOD_S = 12, 0.5
-"""Fewest steps and fewest seconds between two updates of prices. The number of steps doubles until they take this long.
-An update takes about a millisecond, between two passes."""
+"""Minimum number of steps and of seconds between two updates of prices. The number of steps doubles until they take
+that many seconds. An update takes about a millisecond, between two passes."""
 _MOST_TURNS = 64
 """Maximum number of first steps that alternate between drafting and not drafting. The limit matters if most passes read
-prompts, so that they are not measured."""
+prompts, because such passes are not measured."""
 _FIRST_PASSES = 2.0
-"""Passes that drafts may lose before they rest for the first time."""
+"""Number of passes whose time drafts may lose before they rest for the first time."""
 _FEW_NODES = 8
-"""Number of nodes that a draft can always reach."""
+"""Number of nodes up to which growth of the drafts always counts as likely."""
 _MOST_DRAFTING = 1.0
-"""Limit of a step's drafting time, as a multiple of its pass; beyond it, other work took the time."""
+"""Maximum drafting time of a step, as a multiple of its pass's time. Any longer time was taken by other work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class StepPrices:
     seconds: NDArray[np.float64]
     """Seconds of passes over 0, 1, ... tokens, up to the number of rows plus the most nodes of all drafts."""
     rate: float
-    """Tokens of all rows that a second must earn."""
+    """Tokens of all rows together that every second must earn."""
     least_probability: float
     """Path probability below which no node can pay; 0 if unknown."""
 
@@ -56,8 +56,8 @@ class StepBudget:
 
         Args:
             cost: cost of passes; a :class:`~speculant_graph.budget.LearnedCost` learns from observed passes.
-            is_cost_known: whether the cost is already known. If not, every other step has no drafts at first, so that
-                both kinds of passes are observed.
+            is_cost_known: whether the cost is already known. If it is not, every other step at first has no drafts, so
+                that passes with and without drafts are observed.
         """
         self.cost = cost
         """Cost of passes."""
@@ -81,9 +81,10 @@ class StepBudget:
     def prices(self, num_rows: int, most_nodes: int) -> StepPrices:
         """Return the prices of the next step.
 
-        A node is kept if its expected gain covers its added seconds at this rate. The added seconds are its drafting
-        time plus its share of the wider pass: the lowest cost per node for any likely growth from the usual size. The
-        lowest is used because in a mixture of experts many nodes may pay together when few do not.
+        A node is kept if its expected gain covers its added seconds at this rate. The added seconds are the node's
+        drafting time plus its share of the wider pass. That share is the lowest cost per node over all likely growths
+        from the usual size. The lowest cost is used because in a mixture of experts many nodes may pay together when
+        few do not.
 
         Args:
             num_rows: rows of the batch.
