@@ -74,8 +74,8 @@ class DraftConfig(Config):
     strategy: Annotated[StrategyName, Field(description=described(get_args(StrategyName)))] = "tree"
     """How drafts are made; :data:`~speculant_graph.strategies.STRATEGIES` has the text of ``--help``."""
     max_candidates: Annotated[int, Field(ge=0)] = 0
-    """Maximum number of tokens in a draft distribution q. It is cut and renormalised before a token is drawn. 0 keeps
-    the whole distribution."""
+    """Maximum number of tokens in a draft distribution q. The distribution is cut and renormalised before a token is
+    drawn. 0 keeps the whole distribution."""
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     """Temperature of 'sampling'. The draft distribution is raised to the power of 1 / temperature, normalised, capped,
     and returned as q. Below 1, the most probable tokens are drawn more often, above 1 the others."""
@@ -84,7 +84,7 @@ class DraftConfig(Config):
     of earlier sequences), 'recycled' (the target's own top tokens), 'neural' (the graph's neural model, and a
     small network that mixes all sources)."""
     max_depth: Annotated[int, Field(ge=1, le=255)] = 24
-    """Longest path of a tree."""
+    """Longest path of a draft tree, in tokens."""
     max_branches: Annotated[int, Field(ge=1, le=64)] = 64
     """Maximum number of children of a node. For 'specexec' with a draft model, it is also the maximum number of nodes
     in one pass of that model."""
@@ -169,7 +169,7 @@ class ClientConfig(Config):
     learn: bool = True
     """Let later sequences of the tenant draft from accepted text."""
     deadline_ms: Annotated[float, Field(gt=0)] = 20.0
-    """Longest wait for a step's draft."""
+    """Longest wait for a step's draft, in milliseconds."""
     tls_ca: Path | None = None
     """Certificates (PEM) of the authorities to trust; enables encryption."""
     tls_certificate: Path | None = None
@@ -341,7 +341,7 @@ class GenerationConfig(Config):
     """Maximum tokens drafted per step for this request, at most 'draft.k'; 0 drafts none. Like the draft settings
     below, it does not change the text with the rules 'follow', 'gumbel' and 'nasd'."""
     max_depth: Annotated[int, Field(ge=1)] | None = None
-    """Longest drafted path, at most 'draft.max_depth'."""
+    """Longest drafted path in tokens, at most 'draft.max_depth'."""
     draft_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     """Temperature of the strategy 'sampling', instead of 'draft.temperature'."""
     draft_n: Annotated[int, Field(ge=2)] | None = None
@@ -390,7 +390,8 @@ class TrainConfig(Config):
     """Rank of the adapter's matrices. In a model of a billion parameters, the default trains about half a percent of
     them. Models of a few million parameters need a rank of about half their width."""
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 3e-3
-    """Highest learning rate, with warm-up and cosine decay. Models of billions of parameters may need a tenth of it."""
+    """Highest learning rate, with warm-up and cosine decay. Models of billions of parameters may need a tenth of the
+    default."""
     epochs: Annotated[float, Field(gt=0.0)] = 4.0
     """Number of passes over the failures. The state with the lowest loss on held-out requests is kept."""
     min_failures: Annotated[int, Field(ge=0)] = 0

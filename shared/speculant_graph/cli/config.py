@@ -1,4 +1,4 @@
-"""``speculant config show``: the current value of every setting, and its source."""
+"""``speculant config show``: shows the current value and the source of every setting."""
 
 from __future__ import annotations
 

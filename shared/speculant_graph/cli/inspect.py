@@ -40,7 +40,7 @@ class InspectSettings(ReportingSettings):
     prompt: str | None = None
     """Show the draft after this text, and the successors at every order."""
     coverage: Path | None = None
-    """Show how much of this text the graph knows; any corpus file works."""
+    """Show how much of the text in this file the graph knows; any corpus file works."""
     places: Annotated[int, Field(ge=0, le=1_000)] = 0
     """Show up to this many places in the corpus files where the longest known suffix of the prompt occurs."""
     top: Annotated[int, Field(ge=0, le=1_000)] = 5
@@ -51,7 +51,7 @@ class InspectSettings(ReportingSettings):
     """Settings for reading the --coverage text, and the place of the graph's tokenizer, if it has moved since the
     build. Special tokens are encoded as in the graph."""
     draft: NgramDraftConfig = NgramDraftConfig()
-    """Draft settings for the draft after the prompt."""
+    """Settings of the draft after the prompt."""
 
 
 def run(arguments: Sequence[str]) -> int:

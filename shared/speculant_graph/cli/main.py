@@ -1,7 +1,7 @@
 """``speculant``: runs a command, prints an error as one line, and imports only the modules that the command needs.
 
-The table of commands refers to packages that themselves depend on this one. Few other places do, such as the package's
-public names. So the table names all commands as text, and a command is imported only when it runs.
+The table of commands refers to packages that depend on this one, as the package's public names also do. So it names the
+commands as text, and a command is imported only when it runs.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def signals_unwind() -> Iterator[None]:
     """Raise SystemExit on SIGTERM and SIGHUP, and KeyboardInterrupt on Ctrl-C, so that no half-written file remains.
 
     Raises:
-        SystemExit: SIGTERM or SIGHUP; the status is 128 plus the signal's number.
-        KeyboardInterrupt: Ctrl-C.
+        SystemExit: SIGTERM or SIGHUP was received; the status is 128 plus the signal's number.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     if current_thread() is not main_thread():  # only the main thread handles signals
         yield

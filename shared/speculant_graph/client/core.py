@@ -163,7 +163,7 @@ class ClientCore:
         return error
 
     def begin(self, steps: Sequence[SequenceStep], now_s: float, finished: Callable[[], None]) -> InFlightBatch | None:
-        """Start a step of a batch.
+        """Start a step for a batch of sequences.
 
         Args:
             steps: at least one sequence.

@@ -84,7 +84,7 @@ class DrafterClient:
         Args:
             config: address, deadline and credentials.
             tokenizer: fingerprint of the verifier's tokenizer; None skips the comparison.
-            draft: draft settings; the sidecar's values apply where a setting is missing. Each step has its own number
+            draft: draft settings; the sidecar's values apply where a setting is missing. Each step sets its own number
                 of nodes.
             strict: raise if a session can't be opened, instead of continuing without drafts.
             wants_proposals: request the distributions q of sampling strategies. If the verifier's rule needs no q,

@@ -258,7 +258,7 @@ class SidecarFleet:
 
 
 def _unique(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the name of each address; if several addresses share a name, each is its own name."""
+    """Return the name of each address. If several addresses share a name, each address is its own name."""
     counts = Counter(names.values())
     return {address: name if counts[name] == 1 else address for address, name in names.items()}
 

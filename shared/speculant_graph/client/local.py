@@ -44,7 +44,7 @@ class LocalDrafter:
 
         Args:
             graph: one graph, or several as layers; None drafts from the sequences alone.
-            config: draft settings; each step has its own number of nodes.
+            config: draft settings; each step sets its own number of nodes.
             learned: store that keeps accepted tokens for later sequences; it is closed together with the drafter. None
                 keeps the tokens in memory until the drafter is closed.
             vocabulary_size: vocabulary size of the model, if known; used only if there is no graph.

@@ -42,7 +42,7 @@ class GrpcStream:
         on_answer: Callable[[bytes], None],
         on_end: Callable[[SpeculantError], None],
     ) -> None:
-        """Make a stream without starting it, which is cheap.
+        """Make a stream without starting it; this is cheap.
 
         Args:
             start_call: starts the call with an iterator of messages.
@@ -64,7 +64,7 @@ class GrpcStream:
         self._reader.start()
 
     def close(self) -> None:
-        """Cancel the call. The reading thread ends soon."""
+        """Cancel the call. The reading thread ends soon afterwards."""
         self._is_closed = True
         self._requests.put(None)
         if self._call is not None:
@@ -151,7 +151,7 @@ class SocketStream:
         self._reader.start()
 
     def close(self) -> None:
-        """Disconnect. The reading thread ends soon."""
+        """Disconnect. The reading thread ends soon afterwards."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._reader.ident is None:

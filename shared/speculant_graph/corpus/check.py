@@ -47,7 +47,7 @@ def check_corpus(
     Args:
         files: the files.
         config: ``encoding``, ``on_error`` and ``text_field`` are used.
-        vocabulary_size: token ids of records must be below it.
+        vocabulary_size: token ids of records must be below this number.
         folder: folder for the text of PDFs, and for data that should be read only once, from standard input, named
             pipes and object storage.
         on_progress: called with the number of bytes read so far.
@@ -119,7 +119,7 @@ class _Check:
 
     @property
     def others(self) -> str:
-        """Number of further bad records, as text; empty if there are none."""
+        """Text with the number of further bad records; empty if there are none."""
         more = self._num_bad - 1
         return f" (and {more:,} more of its records)" if more > 0 else ""
 

@@ -51,7 +51,7 @@ class Document:
 def read_documents(
     source: Source, config: GraphConfig, vocabulary_size: int, on_bad_record: OnBadRecord | None = None
 ) -> Iterator[Document]:
-    r"""Stream the documents of a file, and read it to its end.
+    r"""Stream the documents of a file, which is read to its end.
 
     :attr:`Source.format` decides how the file is read. JSON Lines have one record per line. A JSON file has an array of
     records, or one record. Each record is a document. A PDF is one document, with its pages joined by newlines. Every
@@ -63,7 +63,7 @@ def read_documents(
         config: ``text_field`` names the field with a record's text or token ids. Dots in the name lead into nested
             objects, and into each element of lists, unless the record has a field of exactly that name. Texts of
             several elements are joined by newlines.
-        vocabulary_size: token ids of records must be below it.
+        vocabulary_size: token ids of records must be below this number.
         on_bad_record: called for every bad record; without it, a bad record raises an error.
 
     Raises:

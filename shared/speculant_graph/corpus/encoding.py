@@ -44,7 +44,7 @@ class Encoding(NamedTuple):
     name: str
     """Name of the codec in Python."""
     is_guess: bool = False
-    """True if it was guessed from the text alone."""
+    """True if the encoding was guessed from the text alone."""
 
 
 def find_encoding(source: Source, named: str = AUTO, on_bytes: Callable[[int], None] | None = None) -> Encoding:
@@ -92,7 +92,7 @@ def _is_wide(name: str) -> bool:
 
 
 def _read_as_utf_8(source: Source, on_bytes: Callable[[int], None] | None) -> tuple[bool, bool, str]:
-    """Return whether a file is ASCII, whether it has zero bytes, and why it is not UTF-8."""
+    """Return whether a file is ASCII, whether it has zero bytes, and the reason if it is not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     is_ascii, has_nul, problem, num_lines = True, False, "", 1
     for block in source.reopened(on_bytes or (lambda _: None)).blocks():

@@ -120,7 +120,7 @@ def encode_task(shipped: list[Any], task: Task, config: GraphConfig, version: st
     """Encode a task: the function that workers run.
 
     Args:
-        shipped: a reference to the tokenizer.
+        shipped: list with one reference, to the tokenizer.
         task: the task.
         config: settings for reading its files.
         version: the caller's release.
@@ -144,7 +144,7 @@ def encode_task(shipped: list[Any], task: Task, config: GraphConfig, version: st
 
 
 def describe_file(source: Source, text_field: str) -> CorpusFile:
-    """Return the metadata of a file that several tasks read. It runs on a worker.
+    """Return the metadata of a file that several tasks read. This function, too, runs on workers.
 
     Raises:
         CorpusError: the file can't be read on this worker.

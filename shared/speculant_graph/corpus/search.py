@@ -39,9 +39,9 @@ class Place(NamedTuple):
     file: str
     """Name of the file, as in the graph."""
     line: int
-    """Line in the file, from 1; in a PDF, line in the page's text."""
+    """Line number in the file, from 1; in a PDF, line number in the page's text."""
     column: int
-    """Character in the line, from 1."""
+    """Character position in the line, from 1."""
     page: int
     """Page of a PDF, from 1; 0 for other files."""
     text: str

@@ -59,7 +59,7 @@ class SkippedFile(NamedTuple):
     """Number of skipped records if other records of the file were read; 0 if the whole file was skipped."""
 
     def __str__(self) -> str:
-        """Return one line for people."""
+        """Return a readable line."""
         more = f" (and {self.num_records - 1:,} more of its records)" if self.num_records > 1 else ""
         return f"{self.name}: {self.reason}{more}"
 
@@ -77,7 +77,7 @@ class Source:
         """Make a source. The file is opened when its documents are read.
 
         Args:
-            path: its path as given.
+            path: path of the file as given.
             stored: file with a copy of the bytes, if they can't be read twice from the path.
             on_bytes: called with the size of every block read, in bytes. Without it, the blocks are added to the
                 digest.
@@ -86,7 +86,7 @@ class Source:
         self.stored = stored
         suffix, self.is_packed = format_of(path)
         self.format: FormatName = _FORMATS.get(suffix, "text")
-        """Its format."""
+        """Format of the file."""
         self.encoding = UTF_8
         """Encoding of its text."""
         self.extracted: Path | None = None

@@ -31,7 +31,7 @@ def address_of(path: Path) -> str | None:
 
 
 def find_stored(address: str, is_text: Callable[[Path], bool]) -> list[tuple[Path, bool]]:
-    """Return the files that an address names, sorted, each with whether the address names it directly.
+    """Return the files that an address names, sorted. The flag of a file is True if the address names it directly.
 
     Args:
         address: address of a file or a folder, or a pattern. A folder is searched with all its subfolders.

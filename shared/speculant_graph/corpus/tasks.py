@@ -13,10 +13,10 @@ from speculant_graph.corpus.source import UTF_8, Source
 from speculant_graph.corpus.tokenize import CUT
 
 TASK_BYTES = 16_000_000
-"""Approximate bytes of a task. Tokenising them takes some seconds, so little work is lost if a worker dies."""
+"""Approximate bytes of a task. Tokenising so many takes some seconds, so little work is lost if a worker dies."""
 _WINDOW_BYTES = 1 << 18
 _CONTEXT = 8
-"""Characters at the start of a window in which no cut is made, because the first bytes may be a partial character."""
+"""Number of characters at the start of a window where no cut is made; the first bytes may be a partial character."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ def encode_texts(
 
 
 class CorpusTokenizer:
-    """A tokenizer of corpora. It adds no special tokens, and parses special tokens in a text only on request."""
+    """A tokenizer for corpora. It adds no special tokens, and parses special tokens in a text only on request."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class CorpusTokenizer:
         revision: str = "",
         special_tokens: SpecialTokensName = "text",
     ) -> None:
-        """Take a tokenizer object and change its treatment of special tokens.
+        """Wrap a tokenizer object, and change its treatment of special tokens.
 
         Args:
             name: the name that it was loaded by.
@@ -199,9 +199,9 @@ class CorpusTokenizer:
 
         Args:
             name_or_folder: folder or name.
-            hf_token: access token, if it is gated on the hub.
-            special_tokens: how special tokens spelled out in a text are read. "parse" saves a copy of the vocabulary if
-                the caller encodes only prompts.
+            hf_token: access token, if the tokenizer is gated on the hub.
+            special_tokens: how special tokens spelled out in a text are read. "parse" avoids a copy of the vocabulary
+                if the caller encodes only prompts.
 
         Raises:
             ConfigError: there is no such tokenizer, or access to it is refused.
@@ -331,7 +331,7 @@ def local_tokenizer(expected: Fingerprint, beside: Path | None = None) -> Corpus
 
     Raises:
         ConfigError: the tokenizer is not on this machine, or can't be read.
-        TokenizerMismatchError: the tokenizer found by that name is another one.
+        TokenizerMismatchError: a different tokenizer was found by that name.
         ModuleNotFoundError: the extra ``build`` is not installed.
     """
     if beside is not None:

@@ -52,7 +52,7 @@ class DraftGenerator:
         Args:
             path: the file.
             config: drafting settings, and the defaults of :meth:`generate`.
-            hf_token: access token, if the graph's tokenizer is a gated one on the hub.
+            hf_token: access token, if the graph's tokenizer is gated on the hub.
 
         Raises:
             GraphFileError: the file can't be read.
@@ -95,7 +95,7 @@ class DraftGenerator:
         position: int | None = None,
         options: DraftOptions = DEFAULT_OPTIONS,
     ) -> Draft:
-        """Draft up to k tokens that may follow ``context``; a pure function of its arguments and the configuration.
+        """Draft up to k tokens that may follow ``context``, depending only on the arguments and the configuration.
 
         ``greedy`` and ``sampling`` start from the longest context in the graph. A window of this order slides over the
         drafted tokens. If the graph does not know the window, they search again for the longest known context. The

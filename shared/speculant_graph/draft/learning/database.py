@@ -33,10 +33,10 @@ DELETE FROM texts WHERE id < (
 )
 """
 _PATIENCE_S = 1.0
-"""Seconds to wait for another process that has locked the database: a backup, or another sidecar."""
+"""Seconds to wait for another process that has locked the database, such as a backup or another sidecar."""
 _SEPARATOR = np.array([DOCUMENT_SEPARATOR], "<u4").tobytes()
 _HIGHEST_ID = 1 << 62
-"""Ids are milliseconds, so an id this high means damage; later ids would soon exceed 64 bits."""
+"""Ids are milliseconds, so an id of this size or more means damage. Ids after it would soon exceed 64 bits."""
 
 
 class Database:
@@ -109,8 +109,7 @@ class Database:
             self._num_bytes = self._counted()
 
     def texts(self) -> list[bytes]:
-        """Return the newest texts, at most ``max_tokens`` tokens, oldest first. The start of the oldest may be cut
-        off."""
+        """Return the newest texts, with at most ``max_tokens`` tokens, oldest first. The first may lack its start."""
         found: list[bytes] = []
         capacity = self._max_bytes
         for (text,) in self._connection.execute("SELECT CAST(token_ids AS BLOB) FROM texts ORDER BY id DESC"):
@@ -147,7 +146,7 @@ class Database:
         self._connection.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", (name, content))
 
     def get(self, name: str) -> bytes | None:
-        """Return the state of a name; None if there is none."""
+        """Return the state with a name; None if there is none."""
         row = self._connection.execute("SELECT CAST(content AS BLOB) FROM states WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
 

@@ -33,7 +33,7 @@ from speculant_graph.graph.ngrams import NgramGraph
 RATIO = 8
 """A fold merges the next file if it has less than this many times the tokens merged so far."""
 SHARE = 2
-"""One file has at most 1 / SHARE of the kept tokens or days."""
+"""One file has at most 1 / SHARE of the limit of tokens or days."""
 MS_PER_DAY = 86_400_000
 HIDDEN = ".fold-"
 """Name prefix of the folders of running folds."""

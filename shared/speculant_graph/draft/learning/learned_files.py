@@ -1,6 +1,6 @@
 """The folder of learned text: one SQLite database for each tenant, and one for state that belongs to no tenant.
 
-Graph files of a tenant's older text (:mod:`.folding`) are in a folder of the same name.
+Graph files of a tenant's older text (:mod:`.folding`) are in a folder with the name of the tenant's database.
 
 One thread does all the work in order, so a caller waits for the disk only if it needs a result. A damaged database is
 renamed, and its tenant starts with an empty one. A change is committed to the write-ahead log, which survives the end
@@ -126,7 +126,7 @@ class LearnedFiles:
         """Queue a text, which is added after all others.
 
         Args:
-            tenant: any text.
+            tenant: name of the tenant, which may be any text.
             token_ids: shape ``[n]``; if they exceed the budget, the last ones are kept.
         """
         content = token_ids[max(token_ids.size - self._kept_tokens, 0) :].astype("<i4").tobytes()
@@ -134,7 +134,7 @@ class LearnedFiles:
             self._submit(self._append, name_of(tenant), content)
 
     def load(self, tenant: str) -> list[Int64Array]:
-        """Return a tenant's newest texts within the budget, oldest first. The start of the oldest may be cut off.
+        """Return a tenant's newest texts within the budget, oldest first. The first may lack its start.
 
         Invalid ids, which damage may produce, are replaced with -1.
         """
@@ -147,7 +147,7 @@ class LearnedFiles:
         self._submit(self._announce, name_of(tenant)).result()
 
     def save_state(self, tenant: str | None, state: str, content: bytes) -> None:
-        """Queue the write of a state.
+        """Queue a state, to be written to the disk.
 
         Args:
             tenant: the tenant of the state. None means that all tenants share the state, so it must not contain text.

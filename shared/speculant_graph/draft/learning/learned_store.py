@@ -42,7 +42,7 @@ _IDLE_S = 30.0
 Mapping all pages of five million tokens again takes under 2 ms in total."""
 _FORMAT = 1
 _MOST_VISITS = 1.01 / (1.0 - 0.9995)
-"""Upper bound of the visits in a table row; their weights decay by 0.9995 with every further visit."""
+"""Upper bound of the visits in a table row; their weights decay by the factor 0.9995 with every further visit."""
 
 _BINS_WITHOUT_NEURAL, _NUM_RANGES = 81_920, 20
 """Number of calibration bins in releases without neural models, and number of probability ranges."""
@@ -98,7 +98,7 @@ class LearnedStore:
                 only in memory.
             tokenizer: with a folder, the tokenizer of the ids.
             fold: whether the oldest text of a tenant becomes graph files in the folder; a memory then has at most
-                ``young_tokens``.
+                ``young_tokens`` tokens.
             on_fold: called in a thread of the store with the duration of every finished fold in seconds, and whether it
                 succeeded.
 
