@@ -145,7 +145,7 @@ class VerifierConfig(Config):
     in the cache folder. If this is off, typical costs are assumed."""
     memory_budget: ByteSize = ByteSize(0)
     """Memory limit, such as 6GB, of the process, or of the GPU if the model runs on a GPU. Weights that do not fit are
-    streamed from the disk, or from this machine's memory. 0 uses the free memory."""
+    streamed from the disk, or from this machine's memory. 0 uses nine tenths of the free memory."""
     host_budget: ByteSize = ByteSize(0)
     """Limit on this machine's memory, such as 20GB, for weights that are not in GPU memory. Weights beyond it are read
     from the disk. 0 uses the free memory."""
