@@ -82,7 +82,7 @@ class UpdateSettings(ReportingSettings):
     output: Path | None = None
     """Output file; by default the new graph replaces the old one when it is complete."""
     graph: GraphConfig = GraphConfig()
-    """Build settings. Tokenizer, orders, document boundaries and special tokens are those of the graph."""
+    """Build settings. Tokenizer, orders, document boundaries and special tokens come from the graph."""
 
 
 def update(arguments: Sequence[str]) -> int:

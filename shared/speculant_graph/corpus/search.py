@@ -69,7 +69,7 @@ def find_places(
     """Search the files of a graph's corpus for the text of a context, block by block.
 
     A file is searched if its digest equals the digest in the graph. If the tokenizer's texts can be cut, a match of the
-    text counts only if its tokens are those of the context, too.
+    text counts only if its tokens also match the context.
 
     Args:
         files: files in the graph's metadata; relative names are relative to the working directory.
