@@ -1,7 +1,7 @@
 """Declares every setting of the project once: name, type, default, bounds and meaning.
 
-:mod:`speculant_graph.settings` makes flags, environment variables, TOML keys and '--help' from these classes. All are
-frozen and refuse unknown names.
+:mod:`speculant_graph.settings` makes flags, environment variables, TOML keys and '--help' from these classes. All
+classes are frozen and refuse unknown names.
 """
 
 from __future__ import annotations
@@ -37,29 +37,31 @@ class GraphConfig(Config):
     """How a graph is built from text."""
 
     tokenizer_name: str = DEFAULT_MODEL
-    """Tokenizer: a name on the hub or a folder. It must be the verifier's."""
+    """Tokenizer: a name on the hub or a folder. It must be the tokenizer of the verifier."""
     max_order: Annotated[int, Field(ge=1, le=10)] = 5
-    """Longest context in tokens; all orders from 1 up to it are counted."""
+    """Longest context in tokens. Contexts of every length from 1 up to it are counted."""
     chunk_size: Annotated[int, Field(ge=1_024)] = 1_000_000
-    """Characters tokenised at a time. Larger is faster and takes more memory; the graph is the same."""
+    """Number of characters tokenised at a time. A larger number is faster and takes more memory; the graph is the
+    same."""
     hf_token: SecretStr | None = None
     """Access token for gated tokenizers on the hub."""
     text_field: str = "text"
-    """Field of JSON and JSON Lines records with the text, or with a list of token ids, which are counted unchanged;
-    dots lead into nested objects and through lists."""
+    """Field of JSON and JSON Lines records that contains the text or a list of token ids, which are counted unchanged.
+    Dots in the name lead into nested objects and through lists."""
     encoding: Annotated[str, AfterValidator(check_encoding)] = "auto"
-    """Encoding of files that are not UTF-8, such as cp1252; 'auto' recognises many, and refuses ambiguous files."""
+    """Encoding of files that are not UTF-8, such as cp1252. 'auto' recognises many encodings and refuses ambiguous
+    files."""
     on_error: OnErrorName = "fail"
     """Handling of unreadable files and records: 'fail' reports all of them and builds nothing, 'skip' leaves them out
     and lists them in the graph."""
     special_tokens: SpecialTokensName = "text"
-    """Encoding of special tokens that a text spells out, such as '<|start|>': 'text' as ordinary text, 'parse' as
-    special tokens. Use 'parse' for text that you trust, such as the model's own recorded outputs."""
+    """Treatment of special tokens spelled out in a text, such as '<|start|>': 'text' encodes them as ordinary text,
+    'parse' as special tokens. Use 'parse' for text that you trust, such as the model's own recorded outputs."""
     document_boundaries: bool = False
     """Count no n-gram that crosses from one document (file or JSON record) into the next."""
     neural: bool = True
-    """Train a small neural model on the text, which drafts text that is not in the corpus word for word. It takes up to
-    half a minute of a build, and up to 10 MB of the file."""
+    """Train a small neural model on the text. It drafts text that is not in the corpus word for word. Training takes up
+    to half a minute, and the model up to 10 MB of the file."""
     memory: Annotated[ByteSize, Field(ge=MINIMUM_BUILD_MEMORY)] = ByteSize(2_000_000_000)
     """Memory limit of a build, such as 2GB; corpora may be larger. Mapped files don't count."""
 
@@ -72,24 +74,26 @@ class DraftConfig(Config):
     strategy: Annotated[StrategyName, Field(description=described(get_args(StrategyName)))] = "tree"
     """How drafts are made; :data:`~speculant_graph.strategies.STRATEGIES` has the text of ``--help``."""
     max_candidates: Annotated[int, Field(ge=0)] = 0
-    """Cap of q's support, applied and renormalised before a token is drawn; 0 keeps whole distributions."""
+    """Maximum number of tokens in a draft distribution q. The distribution is cut and renormalised before a token is
+    drawn. 0 keeps the whole distribution."""
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-    """'sampling' draws from q to the power of 1 / temperature, normalised, and then capped: below 1 it draws the most
-    probable tokens more often, above 1 the others. It returns this distribution as q."""
+    """Temperature of 'sampling'. The draft distribution is raised to the power of 1 / temperature, normalised, capped,
+    and returned as q. Below 1, the most probable tokens are drawn more often, above 1 the others."""
     sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(get_args(SourceName))
     """Sources of 'tree', 'adaptive' and 'specexec': 'corpus', 'session' (the sequence itself), 'learned' (accepted text
     of earlier sequences), 'recycled' (the target's own top tokens), 'neural' (the graph's neural model, and a
     small network that mixes all sources)."""
     max_depth: Annotated[int, Field(ge=1, le=255)] = 24
-    """Longest path of a tree."""
+    """Longest path of a draft tree, in tokens."""
     max_branches: Annotated[int, Field(ge=1, le=64)] = 64
-    """Maximum children of a node. 'specexec' with a draft model: also the maximum nodes of one pass of that model."""
+    """Maximum number of children of a node. For 'specexec' with a draft model, it is also the maximum number of nodes
+    in one pass of that model."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000
     """Maximum number of accepted tokens kept per tenant; the oldest are dropped first. 0 learns nothing."""
     n: Annotated[int, Field(ge=2, le=16)] = 4
-    """'nasd': tokens of the longest n-gram, one more than its context."""
+    """'nasd': length of the longest n-gram in tokens, one more than the length of its context."""
     filler_top_k: Annotated[int, Field(ge=0, le=64)] = 3
-    """'nasd': number of the target's most probable tokens learned per position; 1 or 0 learns only the emitted
+    """'nasd': how many of the target's most probable tokens are learned per position. 1 or 0 learns only the emitted
     token."""
     stop_if_unknown: bool = True
     """'nasd': end a draft at an unknown context; otherwise draft a random token there."""
@@ -99,7 +103,7 @@ class NgramDraftConfig(DraftConfig):
     """Drafting without a verifier, so without the strategies that need one."""
 
     strategy: Annotated[NgramStrategyName, Field(description=described(NGRAM_STRATEGIES))] = "tree"
-    """How drafts are made, as above."""
+    """How drafts are made, as in :class:`DraftConfig`."""
 
     @classmethod
     def section(cls) -> str:
@@ -113,36 +117,41 @@ class VerifierConfig(Config):
     model_name: str = DEFAULT_MODEL
     """Model: a name on the hub or a folder."""
     tokenizer_name: str | None = None
-    """Tokenizer if it is not the model's own."""
+    """Tokenizer: a name on the hub or a folder; by default the model's own."""
     device: str = "auto"
-    """'auto', 'cpu', 'cuda', 'cuda:1', ..."""
+    """Device of the model: 'auto', 'cpu', 'cuda', 'cuda:1', ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number type of the weights; 'auto' keeps the checkpoint's own on a GPU and uses float32 on a CPU."""
     num_threads: Annotated[int, Field(ge=0)] = 0
-    """CPU threads of torch; 0 takes all cores but one. Threads that wait for a busy core slow every step down."""
+    """Number of CPU threads of torch; 0 takes all cores but one. Threads that wait for a busy core slow every step
+    down."""
     cuda_graphs: bool = True
-    """On a GPU, record passes as CUDA graphs: one launch per pass instead of thousands. Takes some memory."""
+    """On a GPU, record passes as CUDA graphs. A pass then needs one launch instead of thousands, but some more
+    memory."""
     max_batch_size: Annotated[int, Field(ge=1, le=256)] = 8
     """Maximum number of sequences decoded together; others wait for a free slot."""
     max_kv_tokens: Annotated[int, Field(ge=0)] = 0
-    """Limit of the KV cache in tokens: running sequences times the longest length that any of them may reach.
-    Requests wait until there is space. 0 allows the largest batch of the model's longest contexts."""
+    """Maximum size of the KV cache in tokens. Its size is the number of running sequences times the longest length that
+    any of them may reach. Requests wait until there is space. 0 allows the largest batch at the model's longest
+    context."""
     target_cache: ByteSize = ByteSize(0)
-    """Memory for the target's logits by prefix; a cached prefix needs no pass (SpecExec's speculative cache)."""
+    """Memory for a cache of the target's logits by prefix (SpecExec's speculative cache). A cached prefix needs no
+    pass."""
     prefix_cache: ByteSize = ByteSize(1_000_000_000)
-    """Memory for keys and values of finished requests, which prompts with the same prefix reuse. With streamed weights
-    it is off unless you set it."""
+    """Memory for a cache of finished requests' keys and values, which prompts with the same prefix reuse. With streamed
+    weights the cache is off unless you set this."""
     measure_costs: bool = True
     """Measure pass times for a few seconds when a model is first used with drafts on this machine; the result is kept
-    in the cache folder. Otherwise typical costs are assumed."""
+    in the cache folder. If this is off, typical costs are assumed."""
     memory_budget: ByteSize = ByteSize(0)
-    """Memory limit, such as 6GB, of the process, or of the GPU if the model runs on one. Weights beyond it are streamed
-    from the disk, or from this machine's memory. 0 uses the free memory."""
+    """Memory limit, such as 6GB, of the process, or of the GPU if the model runs on a GPU. Weights that do not fit are
+    streamed from the disk, or from this machine's memory. 0 uses nine tenths of the free memory."""
     host_budget: ByteSize = ByteSize(0)
-    """Limit of this machine's memory, such as 20GB, for weights that a GPU does not hold. Weights beyond it are read
+    """Limit on this machine's memory, such as 20GB, for weights that are not in GPU memory. Weights beyond it are read
     from the disk. 0 uses the free memory."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
-    """Maximum decoder layers kept in memory, or with space there for their experts; by default as many as fit."""
+    """Maximum number of decoder layers in memory. For a mixture of experts, it is the number of layers whose experts
+    have space there. By default as many as fit."""
     hf_token: SecretStr | None = None
     """Access token for gated models on the hub."""
 
@@ -151,22 +160,22 @@ class ClientConfig(Config):
     """Connection to drafter sidecars, and the deadline of a step."""
 
     address: str = ""
-    """'unix:///path/to.sock' or 'host:port', several of them separated by commas, or 'dns:///name:port' for every
-    address of a name: each tenant uses one of them. Empty: draft in this process."""
+    """Sidecar addresses, separated by commas: 'unix:///path/to.sock', 'host:port', or 'dns:///name:port' for every
+    address of a DNS name. Each tenant uses one sidecar. Empty: draft in this process."""
     graph: str = ""
     """Name of the graph to draft from, or up to four names joined by '+'; empty: the sidecar's default."""
     tenant: str = ""
-    """Tenant of the decoded text: accepted text helps this tenant's later sequences and no other tenant's."""
+    """Tenant of the decoded text. Accepted text helps this tenant's later sequences, and no other tenant's."""
     learn: bool = True
     """Let later sequences of the tenant draft from accepted text."""
     deadline_ms: Annotated[float, Field(gt=0)] = 20.0
-    """Longest wait for a step's draft."""
+    """Longest wait for a step's draft, in milliseconds."""
     tls_ca: Path | None = None
     """Certificates (PEM) of the authorities to trust; enables encryption."""
     tls_certificate: Path | None = None
-    """This client's certificate (PEM), for sidecars that require one."""
+    """Certificate (PEM) of this client, for sidecars that require one."""
     tls_key: Path | None = None
-    """Its private key (PEM)."""
+    """Private key (PEM) of this client's certificate."""
     token: SecretStr | None = None
     """Bearer token, for sidecars that require one."""
 
@@ -175,45 +184,47 @@ class AccessConfig(Config):
     """Access to a server: the sidecar, or the verifier."""
 
     file: Path | None = None
-    """TOML file of the permitted clients, their tenants and graphs; without it, every client that can connect may use
-    everything."""
+    """TOML file that lists the permitted clients with their tenants and graphs. Without it, every client that can
+    connect may use everything."""
     tls_certificate: Path | None = None
     """Certificate chain (PEM) of this server; with it, TCP addresses are encrypted."""
     tls_key: Path | None = None
-    """Its private key (PEM)."""
+    """Private key (PEM) of this server's certificate."""
     tls_client_ca: Path | None = None
-    """Certificates (PEM) of the authorities that must have signed clients' certificates; without it clients need
-    none."""
+    """Certificates (PEM) of the authorities, one of which must have signed a client's certificate. Without this
+    setting, clients need no certificate."""
 
 
 OPEN_ACCESS = AccessConfig()
-"""Lets every client that can connect use everything."""
+"""Access settings that let every client that can connect use everything."""
 
 
 class ServerConfig(Config):
     """The drafter sidecar."""
 
     listen: str = "unix:///tmp/speculant-drafter/drafter.sock"
-    """Address to serve on: 'unix:///path/to.sock' or 'host:port', several of them separated by commas."""
+    """Addresses to serve on, separated by commas: 'unix:///path/to.sock' or 'host:port'."""
     admin_listen: str = ""
     """Address of the admin service, which must not be public; empty: not served."""
     metrics_listen: str = ""
-    """'host:port' of Prometheus metrics and /healthz over HTTP, and of the explorer, if only this machine can reach it;
-    empty: not served."""
+    """'host:port' of Prometheus metrics and /healthz over HTTP. The explorer is served there, too, if only this machine
+    can reach the address. Empty: not served."""
     graph: Path = Path("graph.pkl")
-    """Default graph file, or an address such as s3://bucket/graph.pkl, which is downloaded. Its name is the file name
-    without the suffix."""
+    """Default graph file, or an address such as s3://bucket/graph.pkl, which is downloaded. The graph's name is the
+    file name without the suffix."""
     graphs: dict[str, Path] = Field(default={})
     """More graph files to serve, each under a name: docs=docs.pkl"""
     default: str = ""
-    """Graphs of sessions that name none, as names joined by '+': docs+house. Sessions draft from all of them, at most
-    four, each a separate source; empty: server.graph."""
+    """Default graphs of sessions that name none: up to four names joined by '+', such as docs+house. Each of these
+    graphs is a separate source of drafts. Empty: server.graph."""
     tenant_graphs: dict[str, str] = Field(default={})
-    """The same for a tenant's sessions: acme=docs+acme-history"""
+    """Default graphs of a tenant's sessions that name none: acme=docs+acme-history"""
     learned: Path | None = None
-    """Folder that keeps accepted text for later sequences, across restarts; without it, in memory."""
+    """Folder that keeps accepted text for later sequences, across restarts. Without it, the text is kept only in
+    memory."""
     max_session_memory: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(1_000_000_000)
-    """Memory limit of all sessions together, such as 1GB; beyond it the longest idle sessions are dropped."""
+    """Memory limit of all sessions together, such as 1GB; beyond it, the sessions that have been idle longest are
+    dropped."""
 
 
 class FoldConfig(Config):
@@ -223,13 +234,13 @@ class FoldConfig(Config):
     """Fold learned text into graph files, if there is a folder for learned text. Otherwise text beyond
     draft.max_learned_tokens is lost."""
     young_tokens: Annotated[int, Field(ge=2)] = 262_144
-    """Accepted tokens that a tenant keeps as text. Beyond them a low-priority process counts the oldest half into a
-    graph file of the tenant."""
+    """Number of accepted tokens that a tenant keeps as text. If there are more, a low-priority process counts the
+    oldest half into a graph file of the tenant."""
     max_tokens: Annotated[int, Field(ge=0)] = 8_000_000
-    """Maximum tokens in the graph files of a tenant, at some 50 bytes each. Beyond them its oldest file, with at most
-    half of them, is deleted. 0: no limit."""
+    """Maximum number of tokens in a tenant's graph files; a token takes some 50 bytes. If there are more, the oldest
+    file is deleted, which has at most half of this number. 0: no limit."""
     max_days: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """Days after which learned text is deleted; graph files keep it for up to half as long again. 0: never."""
+    """Days after which learned text is deleted. Text in graph files stays up to half as long again. 0: never."""
 
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -256,8 +267,7 @@ class ServiceConfig(Config):
     """The verifier as a service."""
 
     listen: str = "unix:///tmp/speculant-verifier/verifier.sock"
-    """Address of the gRPC service: 'unix:///path/to.sock' or 'host:port', several of them separated by commas; empty:
-    not served."""
+    """Addresses of the gRPC service, separated by commas: 'unix:///path/to.sock' or 'host:port'; empty: not served."""
     admin_listen: str = ""
     """Address of the admin service, which must not be public; empty: not served."""
     http: str = "127.0.0.1:8000"
@@ -265,7 +275,8 @@ class ServiceConfig(Config):
     model_id: str = ""
     """Name of the model in the HTTP API; empty: the last part of the model's name."""
     max_waiting: Annotated[int, Field(ge=0)] = 256
-    """Maximum requests that wait for a slot in the batch; further ones are refused until there is capacity."""
+    """Maximum number of requests that wait for a slot in the batch; further requests are refused until there is
+    capacity."""
     cors_origins: Annotated[tuple[_Origin, ...], BeforeValidator(_split_origins)] = ()
     """Origins of web pages that may call the HTTP API from a browser, such as https://app.example, separated by commas;
     '*': all pages. Empty: none."""
@@ -283,62 +294,64 @@ class GenerationConfig(Config):
     max_tokens: Annotated[int, Field(ge=1)] = 256
     """Maximum number of new tokens."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False), AfterValidator(_not_tiny)] = 0.0
-    """0 is greedy and ignores 'top_k', 'top_p' and 'min_p'; otherwise at least 0.001, below which logits overflow."""
+    """Sampling temperature. 0 is greedy and ignores 'top_k', 'top_p' and 'min_p'. Values between 0 and 0.001 are
+    refused, because logits would overflow."""
     top_k: Annotated[int, Field(ge=0)] = 0
     """Keep the k most probable tokens; 0 keeps all."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Keep the most probable tokens up to this cumulative probability."""
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Drop tokens less probable than this share of the most probable one."""
+    """Drop tokens whose probability is below this share of the highest probability."""
     repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-    """Above 1, tokens that are already in the sequence become less probable."""
+    """Penalty on tokens that are already in the sequence. Above 1 they become less probable."""
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
-    """Subtracted from the logits of all emitted tokens."""
+    """Value that is subtracted from the logit of every token that was emitted."""
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
-    """Subtracted from the logits of tokens once for each time they were emitted."""
+    """Value that is subtracted from a token's logit once for each time the token was emitted."""
     logit_bias: dict[TokenId, float] = Field(default={})
-    """Added to the logits of tokens, by token id."""
+    """Values that are added to the logits of tokens, by token id."""
     json_schema: str = ""
-    """The output is JSON that matches this schema, given as JSON; '{}' allows any. It excludes 'grammar'."""
+    """JSON schema that the output must match, as JSON text; '{}' allows any JSON. It can't be combined with
+    'grammar'."""
     grammar: str = ""
-    """The output matches this grammar, in llguidance's variant of Lark, or grammars in its JSON. 'start: /[0-9]+/' is a
-    regular expression, 'start: "yes" | "no"' a choice."""
+    """Grammar that the output must match, in llguidance's variant of Lark, or grammars in its JSON. For example,
+    'start: /[0-9]+/' is a regular expression, and 'start: "yes" | "no"' is a choice."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
-    """Fewest new tokens before an end token is allowed."""
+    """Minimum number of new tokens before an end token is allowed."""
     stop: tuple[str, ...] = ()
-    """End before any of these texts."""
+    """Stop texts. The output ends before the first of them."""
     end_token_ids: tuple[TokenId, ...] | None = None
-    """Tokens that end the text, if not the model's own."""
+    """Ids of the tokens that end the text; by default the model's own."""
     n: Annotated[int, Field(ge=1, le=1_024)] = 1
-    """Samples of the same prompt; sample i uses the seed + i."""
+    """Number of samples of the same prompt; sample i uses the seed plus i."""
     logprobs: Annotated[int, Field(ge=0, le=1_024)] | None = None
-    """Return the log-probability of every emitted token, and of this many of the most probable tokens; all are the
-    model's own, before temperature and the like."""
+    """Return the log-probability of every emitted token, and of this many of the most probable tokens.
+    Log-probabilities are the model's own, before temperature and other settings change them."""
     rule: RuleName = "follow"
-    """How drafts are verified. With 'follow' the output is a function of prompt, settings and seed alone; the same
-    holds for 'nasd', which checks only the most probable proposal, and 'gumbel', another name for 'follow'. For these,
-    'sampling' draws with the rule's own noise, which raises acceptance. The others keep the distribution of the output,
-    not the output itself: 'token' (rejection sampling), 'block' (block verification), 'tree-wor' and 'tree-iid' (trees
-    with siblings drawn without replacement, or independently)."""
+    """How drafts are verified. With 'follow' (also named 'gumbel') and 'nasd', the output depends only on prompt,
+    settings and seed. 'nasd' checks only the most probable proposal. With these rules, the strategy 'sampling' draws
+    with the rule's own noise, which raises acceptance. The other rules keep the distribution of the output, not the
+    output itself: 'token' (rejection sampling), 'block' (block verification), 'tree-wor' and 'tree-iid' (trees with
+    siblings drawn without replacement, or independently)."""
     speculation: Literal["auto", "on", "off"] = "auto"
-    """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as 'draft.k' allows. 'off' is plain decoding, one
-    pass per token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd' the text is the
-    same."""
+    """Whether to use drafts: 'auto' drafts as many tokens as pay off, 'on' as many as 'draft.k' allows. 'off' is plain
+    decoding, one pass per token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd', all
+    three give the same text."""
     node_budget: Annotated[int, Field(ge=0)] | None = None
-    """Maximum tokens drafted per step for this request, at most 'draft.k'; 0 drafts none. Like the next settings, it
-    does not change the text under rules that keep it."""
+    """Maximum tokens drafted per step for this request, at most 'draft.k'; 0 drafts none. Like the draft settings
+    below, it does not change the text with the rules 'follow', 'gumbel' and 'nasd'."""
     max_depth: Annotated[int, Field(ge=1)] | None = None
-    """Longest drafted path, at most 'draft.max_depth'."""
+    """Longest drafted path in tokens, at most 'draft.max_depth'."""
     draft_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
-    """Temperature of 'sampling', instead of 'draft.temperature'."""
+    """Temperature of the strategy 'sampling', instead of 'draft.temperature'."""
     draft_n: Annotated[int, Field(ge=2)] | None = None
-    """'nasd': tokens of the longest n-gram looked up, at most 'draft.n'."""
+    """'nasd': length of the longest n-gram looked up, in tokens, at most 'draft.n'."""
     draft_filler_top_k: Annotated[int, Field(ge=0)] | None = None
-    """'nasd': number of the target's most probable tokens learned per position, at most 'draft.filler_top_k'."""
+    """'nasd': how many of the target's most probable tokens are learned per position, at most 'draft.filler_top_k'."""
     draft_stop_if_unknown: bool | None = None
     """'nasd': whether a draft ends at an unknown context."""
     prediction: str | tuple[TokenId, ...] = ""
-    """Text that the output may resemble in parts, such as the file to edit: drafts come from it, too."""
+    """Text that parts of the output may resemble, such as the file to edit. Drafts come from it, too."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the request's random streams."""
     ignore_end_tokens: bool = False
@@ -349,35 +362,37 @@ class DraftModelConfig(Config):
     """A small language model that drafts with the graph, in the verifier's process and on its device."""
 
     name: str = ""
-    """Any causal model with the target's tokenizer: a name on the hub or a folder; empty: none."""
+    """Draft model, any causal model with the target's tokenizer: a name on the hub or a folder; empty: none."""
     adapter: str = ""
-    """LoRA adapter to begin with: a folder, or one of 'adapters' by its name; empty: none."""
+    """LoRA adapter at the start: a folder, or the name of one of 'adapters'; empty: none."""
     adapters: dict[str, Path] = Field(default={})
     """Adapter folders, each under a name: legal=adapters/legal"""
 
 
 class RecordConfig(Config):
-    """Detailed mode: whole requests in a database, to find out where drafts fail and to train a draft model."""
+    """Detailed mode: records whole requests in a database, to show where drafts fail and to train a draft model."""
 
     folder: Path | None = None
-    """Write finished requests to a SQLite database in this folder: prompt and output as token ids, and per position the
-    drafted tokens, their sources, acceptance, and the target's most probable tokens. None: no records."""
+    """Folder of a SQLite database of finished requests. A record has prompt and output as token ids and, for each
+    position, the drafted tokens, their sources, acceptance, and the target's most probable tokens. None: no records."""
     threshold: Literal["relative"] | Annotated[float, Field(ge=0.0, le=1.0)] = "relative"
-    """A request is a failure if its acceptance rate, over positions with drafted tokens, is below this. 'relative':
-    below that of its tenant's latest 100 requests. A request without drafts is not a failure."""
+    """Acceptance rate, over positions with drafted tokens, below which a request is a failure. 'relative' stands for
+    the rate of the tenant's latest 100 requests. A request without drafts is not a failure."""
     max_bytes: Annotated[ByteSize, Field(ge=10_000)] = ByteSize(200_000_000)
-    """Maximum number of bytes of failures, and of replay (a sample of the other requests); the oldest are deleted."""
+    """Maximum number of bytes of recorded failures, and likewise of replay, a sample of the other requests. The oldest
+    are deleted."""
 
 
 class TrainConfig(Config):
     """How a LoRA adapter of the draft model is trained on records."""
 
     rank: Annotated[int, Field(ge=1, le=1_024)] = 8
-    """Rank of the adapter's matrices; for models of a billion parameters it trains about half a percent of them. Models
-    of a few million need a rank of about half their width."""
+    """Rank of the adapter's matrices. In a model of a billion parameters, the default trains about half a percent of
+    them. Models of a few million parameters need a rank of about half their width."""
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 3e-3
-    """Highest learning rate, with warm-up and cosine decay. Models of billions of parameters may need a tenth of it."""
+    """Highest learning rate, with warm-up and cosine decay. Models of billions of parameters may need a tenth of the
+    default."""
     epochs: Annotated[float, Field(gt=0.0)] = 4.0
-    """Passes over every failure; the state with the lowest loss on held-out requests is kept."""
+    """Number of passes over the failures. The state with the lowest loss on held-out requests is kept."""
     min_failures: Annotated[int, Field(ge=0)] = 0
-    """New failures after which the verifier trains an adapter; 0: it never trains on its own."""
+    """Number of new failures after which the verifier trains an adapter. 0: it never trains on its own."""

@@ -1,4 +1,4 @@
-"""``speculant admin``: manages running sidecars, several at once, and verifiers' adapters."""
+"""``speculant admin``: manages one or several running sidecars, and the draft-model adapters of verifiers."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ Action = Literal["list", "reload", "adapter"]
 class AdminSettings(CommandSettings):
     """Manage running sidecars, or verifiers with a draft model.
 
-    Sidecars: list graphs, reload NAME, or the default graph. Verifiers: adapter list, adapter load NAME, adapter
-    rollback.
+    For sidecars, 'list' shows the graphs, and 'reload' reloads the graph NAME or the default graph. For verifiers,
+    there are 'adapter list', 'adapter load NAME' and 'adapter rollback'.
     """
 
     action: CliPositionalArg[Action]
     """Action."""
     name: CliPositionalArg[str] = ""
-    """Name of the graph to reload from its file; adapter: list, load or rollback."""
+    """After reload: name of the graph to load again from its file. After adapter: list, load or rollback."""
     adapter: CliPositionalArg[str] = ""
-    """For adapter load: its name in draft_model.adapters, "" for the draft model without one."""
+    """After adapter load: name of the adapter in draft_model.adapters; "" loads the draft model without an adapter."""
     address: str = ""
-    """Admin addresses, separated by commas: each sidecar's server.admin_listen; adapter:
-    service.admin_listen."""
+    """Admin addresses, separated by commas: server.admin_listen of each sidecar, or service.admin_listen of each
+    verifier."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Time limit for each server; loading reads the whole file."""
+    """Time limit for each server in seconds. It must allow for loading, which reads a whole file."""
     client: ClientConfig = ClientConfig()
     """Token and certificates; the other settings have no effect here."""
 
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run the action at every address; return 1 if it failed at any.
 
     Raises:
-        ConfigError: the command line, an address or a credential is wrong. Then no server has changed.
+        ConfigError: the command line, an address or a credential is wrong. In that case no server is asked.
     """
     settings = load_settings(AdminSettings, "admin", arguments)
     is_adapter = settings.action == "adapter"
@@ -74,10 +74,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
-    """Return the stub of the service, the method, and the request.
+    """Return the stub class of the service, the name of the method, and the request.
 
     Raises:
-        ConfigError: an argument is missing, or the action does not take it.
+        ConfigError: the action lacks an argument or has one too many, or there is no such action.
     """
     from speculant_graph.rpc.v1 import drafter_pb2, drafter_pb2_grpc, verifier_pb2, verifier_pb2_grpc
 

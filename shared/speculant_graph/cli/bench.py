@@ -24,8 +24,8 @@ BENCHES = {
     "engines": ("speculant_verifier.bench.engines", "decode with vLLM and llama.cpp: their drafts and ours"),
     "serve": ("speculant_verifier.bench.serve", "send many concurrent streams to a service, plainly and with drafts"),
 }
-"""Bench -> (module with ``run(arguments) -> exit status``, description of the measurement). As in ``main``, the
-verifier's benches are named as text and imported when they run."""
+"""For each bench: the module, whose ``run(arguments)`` returns the exit status, and a description of the measurement.
+Modules are named as text and imported only when a bench runs, like the commands in ``main``."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -33,7 +33,7 @@ def run(arguments: Sequence[str]) -> int:
 
     Raises:
         ConfigError: there is no such bench.
-        KeyboardInterrupt: it was interrupted.
+        KeyboardInterrupt: the user interrupted the bench.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(_help())

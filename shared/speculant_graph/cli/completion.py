@@ -1,4 +1,4 @@
-"""``speculant completion``: a script that completes commands, flags and values in a shell, made by shtab."""
+"""``speculant completion``: prints a script, made by shtab, that lets a shell complete commands, flags and values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _add_parser(commands: Any, name: str, module: str, settings_name: str, what: str) -> None:
-    """Add a command, and its flags if its settings class, such as ``BenchBuildSettings``, exists and is installed."""
+    """Add a command, with its flags if its settings class, such as ``BenchBuildSettings``, can be imported."""
     try:
         kind = getattr(importlib.import_module(module), f"{settings_name.title().replace('-', '')}Settings", None)
     except ImportError:
@@ -59,7 +59,7 @@ def _add_parser(commands: Any, name: str, module: str, settings_name: str, what:
 
 
 def _choices(action: Action, kind: type[CommandSettings]) -> Sequence[str] | None:
-    """Return the allowed values if there are few: from the option's list, or from the type of a positional argument."""
+    """Return the values that an option lists or a positional argument's type allows; None if it takes any value."""
     if action.option_strings:
         shown = re.search(r"\{(.*)\}", str(action.metavar))
         return shown[1].split(",") if shown else None

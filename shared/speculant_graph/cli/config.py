@@ -1,4 +1,4 @@
-"""``speculant config show``: the current value of every setting, and its source."""
+"""``speculant config show``: shows the current value and the source of every setting."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _as_toml(section: str, settings: Config, sources: Sequence[PydanticBaseSetti
 
 
 def _toml_value(value: Any) -> str:
-    """Return a value as TOML, which differs from JSON in tables, infinity and terminal control characters."""
+    """Return a value as TOML. JSON would write tables, infinity and terminal control characters differently."""
     match value:
         case dict():
             return f"{{ {', '.join(f'{_toml_value(key)} = {_toml_value(item)}' for key, item in value.items())} }}"

@@ -27,14 +27,15 @@ if TYPE_CHECKING:
     from speculant_graph.rpc.channel import Endpoint
 
 _VERIFIER = "speculant_verifier"
-"""Package that checks torch and the model; named as text, as in ``main``."""
+"""Package that checks torch and the model. It may be missing, so it is imported by name."""
 _NUM_DRAFTS = 200
 """Number of drafts in a measurement."""
 _PROMPT_TOKENS = 64
 _PATIENCE_S = 5.0
 
 Status = Literal["ok", "warn", "fail", "skip"]
-"""``warn``: it works, but not as well as it could. ``skip``: not checked; the detail has the reason."""
+"""``warn`` means that the subject works, but not as well as it could. ``skip`` means that it was not checked; the
+detail has the reason."""
 _COLORS: dict[Status, str] = {"ok": "32", "warn": "33", "fail": "1;31", "skip": "2"}
 
 
@@ -47,19 +48,20 @@ class CheckResult:
     status: Status
     """The outcome."""
     detail: str
-    """The finding; further lines are shown below the first."""
+    """The finding, in one or more lines."""
     fix: str = ""
-    """The fix, unless the detail ends in it."""
+    """The fix; empty if none is needed or the detail contains it."""
 
 
 class DoctorSettings(CommandSettings):
     """Check this installation, and the given model, graph and drafter.
 
-    Every problem comes with its fix. Checks without an argument are skipped. The exit status is 1 if a check failed.
+    Every problem comes with its fix. A check is skipped if its subject is not given. The exit status is 1 if a check
+    failed.
     """
 
     graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
-    """Check this graph file, or up to four as layers."""
+    """Graph file to check, or up to four files that are used as layers."""
     verify: bool = False
     """Read all of the graph file, and load the model."""
     vllm: bool = False
@@ -67,15 +69,15 @@ class DoctorSettings(CommandSettings):
     json_output: bool = False
     """Print one JSON object instead of a table."""
     verifier: VerifierConfig = VerifierConfig()
-    """The model; checked if given."""
+    """The model to check, if any."""
     draft: DraftConfig = DraftConfig()
     """Drafting options for the checks."""
     client: ClientConfig = ClientConfig()
-    """The drafter sidecars; checked if given."""
+    """The drafter sidecars to check, if any."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Check; return 1 if anything failed.
+    """Run all checks; return 1 if any failed.
 
     Raises:
         ConfigError: a setting of the command itself is wrong.
@@ -111,7 +113,7 @@ def _check(settings: DoctorSettings) -> Iterator[CheckResult]:
 
 
 def _check_vllm() -> Iterator[CheckResult]:
-    """Check which model runner vLLM chooses here, if that does not depend on the model."""
+    """Check which model runner vLLM chooses in this environment, as far as that does not depend on the model."""
     try:
         vllm, config = importlib.import_module("vllm"), importlib.import_module("vllm.config")
     except ImportError as error:
@@ -212,7 +214,7 @@ def _guarded(check: str, look: Callable[[], Iterator[CheckResult]]) -> Iterator[
 
 
 def _check_settings(named: Path | None) -> Iterator[CheckResult]:
-    """Check that the settings of all commands are valid together, with the named file or the file in this folder."""
+    """Check that all settings are valid, with the named file or, if none is named, the file in this folder."""
     path = config_file([] if named is None else [f"--config={named}"])
     load_settings(AllSettings, "doctor", [] if path is None else [f"--config={path}"])
     variables = sum(name.upper().startswith("SPECULANT_") for name in os.environ)

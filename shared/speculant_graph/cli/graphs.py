@@ -33,12 +33,14 @@ class BuildSettings(ReportingSettings):
     """Count a corpus into a graph file."""
 
     corpus: CliPositionalArg[list[TypedPath]]
-    """Files of text, JSON Lines, JSON or PDF, gzipped or not; folders, which are searched for all of these; patterns
-    such as 'docs/**/*.md'; all of them also as addresses such as s3://bucket/text; '-' for standard input."""
+    """Files, folders, patterns such as 'docs/**/*.md', or '-' for standard input. Files contain text, JSON Lines, JSON
+    or PDF, gzipped or not; folders are searched for such files. Addresses such as s3://bucket/text are possible,
+    too."""
     output: Path = Path("graph.pkl")
-    """Output file. An older file there stays intact until the new one is complete."""
+    """Output file. An existing file stays intact until the new one is complete."""
     ray: str = ""
-    """Address of a Ray cluster whose workers tokenise, such as 'auto' or 'head:6379'; 'local' starts one here."""
+    """Address of a Ray cluster that tokenises the corpus, such as 'auto' or 'head:6379'. 'local' starts a cluster on
+    this machine."""
     graph: GraphConfig = GraphConfig()
     """Build settings."""
 
@@ -76,11 +78,11 @@ class UpdateSettings(ReportingSettings):
     path: CliPositionalArg[Path]
     """Graph file."""
     corpus: CliPositionalArg[list[TypedPath]]
-    """New files, folders, patterns; '-' for standard input. Their text follows the existing text."""
+    """New text: files, folders, patterns, or '-' for standard input. It is counted after the existing text."""
     output: Path | None = None
     """Output file; by default the new graph replaces the old one when it is complete."""
     graph: GraphConfig = GraphConfig()
-    """Build settings; tokenizer, orders, boundaries and special tokens come from the graph."""
+    """Build settings. Tokenizer, orders, document boundaries and special tokens come from the graph."""
 
 
 def update(arguments: Sequence[str]) -> int:
@@ -99,14 +101,15 @@ def update(arguments: Sequence[str]) -> int:
 
 
 class MergeSettings(ReportingSettings):
-    """Merge two graphs: the result equals a build of the first corpus and then the second."""
+    """Merge two graphs: the result equals a build of the first corpus followed by the second."""
 
     first: CliPositionalArg[Path]
     """Graph file."""
     second: CliPositionalArg[Path]
-    """Graph file with the same tokenizer, orders and boundaries; its text is appended to the first graph's."""
+    """Graph file with the same tokenizer, orders and document boundaries. Its text follows the text of the first
+    graph."""
     output: Path
-    """Output file; it may be one of the two."""
+    """Output file; it may be one of the two input files."""
 
 
 def merge(arguments: Sequence[str]) -> int:
@@ -124,18 +127,18 @@ def merge(arguments: Sequence[str]) -> int:
 
 
 class PruneSettings(ReportingSettings):
-    """Drop rare n-grams. The rest stays exact, but the graph can no longer be updated or merged."""
+    """Drop rare n-grams. The remaining counts stay exact, but the graph can no longer be updated or merged."""
 
     path: CliPositionalArg[Path]
     """Graph file."""
     output: Path
-    """Output file; it may be the same file."""
+    """Output file; it may be the input file."""
     min_count: int = Field(2, ge=2)
-    """Drop n-grams that occur less often; the file records it."""
+    """Drop n-grams that occur less often than this; the graph file records the limit."""
 
 
 def prune(arguments: Sequence[str]) -> int:
-    """Prune a graph file; print a summary of the rest."""
+    """Prune a graph file; print a summary of the result."""
     settings = load_settings(PruneSettings, "prune", arguments)
     from speculant_graph.graph.build.combine import prune_graph
     from speculant_graph.graph.ngrams import NgramGraph
@@ -152,7 +155,7 @@ def prune(arguments: Sequence[str]) -> int:
 class ExportSettings(ReportingSettings):
     """Write a graph as llama.cpp's lookup cache.
 
-    It is for 'llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE'.
+    Use it with 'llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE'.
     """
 
     path: CliPositionalArg[Path]
@@ -160,9 +163,9 @@ class ExportSettings(ReportingSettings):
     output: Path = Path("lookup.bin")
     """Output file."""
     min_count: int = Field(1, ge=1)
-    """Leave out contexts that occur less often, for a smaller file."""
+    """Leave out contexts that occur less often than this, for a smaller file."""
     min_share: float = Field(0.6, ge=0.0, le=1.0)
-    """Leave out contexts whose most frequent successor has a smaller share."""
+    """Leave out contexts whose most frequent successor has a share below this."""
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -212,7 +215,7 @@ def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
 def _print_graph(
     output: Path, graph: NgramGraph, json_output: bool, report: BuildReport | None = None, **facts: int
 ) -> None:
-    """Print one line about a graph file for people and, if requested, one JSON object; both contain ``facts``."""
+    """Print a readable line about a graph file and, if requested, a JSON object; both contain ``facts``."""
     metadata = graph.metadata
     left_out = left_out_of(metadata)
     counts = [left_out] if left_out else []
@@ -230,7 +233,7 @@ def _print_graph(
 
 
 def summary_of(output: Path, graph: NgramGraph) -> str:
-    """Return a summary of a graph file for people, without a full stop, so that more can follow."""
+    """Return a readable summary of a graph file. It has no final full stop, so that the caller can append to it."""
     metadata = graph.metadata
     return (
         f"{printable(str(output))}: {counted(metadata.num_tokens, 'token')} of "

@@ -27,31 +27,31 @@ _SHOWN_FILES = 3
 
 
 class InspectSettings(ReportingSettings):
-    """Show the content of a graph file, its drafts, and its coverage of a text; or learned text."""
+    """Show the content of a graph file, its drafts, and its coverage of a text, or show learned text."""
 
     path: CliPositionalArg[Path | None] = None
     """Graph file."""
     learned: Path | None = None
-    """Show a tenant's learned text in this folder instead; a sidecar has one folder per graph."""
+    """Show a tenant's learned text in this folder instead of a graph file. A sidecar has one folder per graph."""
     tenant: str = ""
-    """The tenant of --learned."""
+    """Name of the tenant whose text --learned shows."""
     export: Path | None = None
-    """Write all learned text of the tenant as one graph to this file."""
+    """With --learned, write all learned text of the tenant as one graph to this file."""
     prompt: str | None = None
     """Show the draft after this text, and the successors at every order."""
     coverage: Path | None = None
-    """Show how much of this text the graph knows; any corpus file works."""
+    """Show how much of the text in this file the graph knows; any corpus file works."""
     places: Annotated[int, Field(ge=0, le=1_000)] = 0
-    """Show where the longest known suffix of the prompt occurs in the corpus files, at most this many matches."""
+    """Show up to this many places in the corpus files where the longest known suffix of the prompt occurs."""
     top: Annotated[int, Field(ge=0, le=1_000)] = 5
-    """Number of n-grams of each length, and of successors of each context, to show."""
+    """Number of n-grams to show for each length, and of successors for each context."""
     verify: bool = False
     """Check every array against its checksum, and all arrays for consistency."""
     graph: GraphConfig = GraphConfig()
-    """Format of the --coverage text, and the graph's tokenizer, if it has moved since the build. Special tokens are
-    encoded as in the graph."""
+    """Settings for reading the --coverage text, and the place of the graph's tokenizer, if it has moved since the
+    build. Special tokens are encoded as in the graph."""
     draft: NgramDraftConfig = NgramDraftConfig()
-    """How to draft after the prompt."""
+    """Settings of the draft after the prompt."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -118,7 +118,10 @@ def _inspect_learned(settings: InspectSettings, folder: Path) -> int:
 
 
 def _tokenizer(graph: NgramGraph, config: GraphConfig, *, is_needed: bool) -> tuple[CorpusTokenizer | None, str]:
-    """Return a tokenizer for the graph, or None and the reason. Without ``is_needed``, its own is not downloaded."""
+    """Return the graph's tokenizer, or None and the reason.
+
+    If ``is_needed`` is false, the graph's own tokenizer is not downloaded.
+    """
     from speculant_graph.corpus.tokenize import CorpusTokenizer, local_tokenizer
 
     own_name = graph.metadata.tokenizer.name
@@ -215,7 +218,7 @@ def _show_places(report: dict[str, Any]) -> None:
 def _cover(
     graph: NgramGraph, tokenizer: CorpusTokenizer, files: Sequence[ListedFile], config: GraphConfig
 ) -> dict[str, Any]:
-    """Return how much of a text the graph knows. Document boundaries count as in the graph's build."""
+    """Return how much of a text the graph knows. Document boundaries are treated as in the graph."""
     from speculant_graph.corpus.stream import write_token_stream
     from speculant_graph.graph.build.count import map_tokens
 

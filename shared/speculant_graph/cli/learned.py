@@ -20,13 +20,13 @@ def report_learned(
     """Return a description of a tenant's learned text, in the form that the command prints as JSON.
 
     Args:
-        folder: the folder of one graph's learned text.
+        folder: the folder with the learned text of one graph.
         tenant: the tenant.
-        output: file to write all of it to as one graph, if any.
-        config: names the tokenizer; needed only if no graph file names it.
+        output: file for a graph of all the text; None writes no file.
+        config: settings that name the tokenizer; needed only if no graph file names it.
 
     Returns:
-        The report, and the written graph.
+        The description, and the written graph, if any.
 
     Raises:
         ConfigError: the folder has no text of the tenant.
@@ -57,7 +57,7 @@ def report_learned(
 
 
 def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of a table for people: the young text, then the graph files, newest first."""
+    """Return the rows of the printed table: first the young text, then the graph files from newest to oldest."""
     young = {"what": "young text", **report["young"]}
     files = [{"what": "graph file", **file} for file in reversed(report["graphs"])]
     for row in (young, *files):
@@ -81,7 +81,7 @@ def _described(layer: Layer) -> dict[str, Any]:
 
 
 def _time(milliseconds: int) -> str | None:
-    """Return when a text was learned, ISO 8601 in UTC; None if it was not recorded or is damaged."""
+    """Return the time when a text was learned, as ISO 8601 in UTC; None if the time was not recorded or is damaged."""
     try:
         moment = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
     except (OSError, OverflowError, ValueError):

@@ -1,7 +1,7 @@
-"""``speculant``: runs a command, turns errors into one line, and imports only the modules that the command needs.
+"""``speculant``: runs a command, prints an error as one line, and imports only the modules that the command needs.
 
-The table of commands is one of the project's upward references; the package's public names are others. It names the
-commands of both halves of the distribution as text and imports them when they run.
+The table of commands refers to packages that depend on this one, as the package's public names also do. So it names the
+commands as text, and a command is imported only when it runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ COMMANDS = {
     "bench": ("speculant_graph.cli.bench:run", "bench", "measure this project against the obvious alternatives"),
     "demo": ("speculant_verifier.cli.demo:run", "all", "run everything here and compare with plain decoding"),
 }
-"""Command -> (module:function that takes the arguments and returns the exit status, required extra, description)."""
+"""For each command: its ``module:function``, the extra that it requires, and a description. The function takes the
+arguments and returns the exit status."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 1 for failure, 2 for a wrong command line or setting, 130 if interrupted.
 
     Raises:
-        SystemExit: SIGTERM or SIGHUP ended it; the status is 128 plus the signal's number.
+        SystemExit: SIGTERM or SIGHUP ended the command; the status is 128 plus the signal's number.
     """
     if sys.stdout is None:  # it was closed before the program started
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end of the process
@@ -111,11 +112,11 @@ def _run(given: Sequence[str]) -> int:
 
 @contextmanager
 def signals_unwind() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM and SIGHUP, so that no half-written file remains, and KeyboardInterrupt on Ctrl-C.
+    """Raise SystemExit on SIGTERM and SIGHUP, and KeyboardInterrupt on Ctrl-C, so that no half-written file remains.
 
     Raises:
-        SystemExit: SIGTERM or SIGHUP; the status is 128 plus the signal's number.
-        KeyboardInterrupt: Ctrl-C.
+        SystemExit: SIGTERM or SIGHUP was received; the status is 128 plus the signal's number.
+        KeyboardInterrupt: Ctrl-C was pressed.
     """
     if current_thread() is not main_thread():  # only the main thread handles signals
         yield

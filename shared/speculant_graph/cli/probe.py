@@ -1,6 +1,7 @@
 """``speculant probe``: checks whether a running drafter or verifier serves, for container probes.
 
-It runs every few seconds. It reads no settings, because their libraries would take longer to load than everything else.
+Container platforms run it every few seconds. It reads no settings, because loading the settings libraries would take
+longer than everything else.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     """Check every address; return 1 if any does not serve.
 
     Raises:
-        ConfigError: the command line or an address is wrong. Then no server was asked.
+        ConfigError: the command line or an address is wrong. In that case no server is asked.
     """
     options = make_parser().parse_args(arguments)
     from speculant_graph.rpc.addresses import reachable_addresses
@@ -63,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _problem(address: str) -> str:
-    """Return why an address does not serve, for people; empty if it serves."""
+    """Return a message that tells why an address does not serve; empty if it serves."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 

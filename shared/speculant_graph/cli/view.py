@@ -1,4 +1,4 @@
-"""``speculant view``: saves a graph's successors of a text as a page."""
+"""``speculant view``: saves a page with the tokens that follow a text in a graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speculant_graph.view.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCES
 
 
 class ViewSettings(ReportingSettings):
-    """Save the explorer's page with a graph's successors of a text, as one file that a browser opens anywhere."""
+    """Save the explorer's page of the tokens that follow a text, as one file that any browser can open."""
 
     path: CliPositionalArg[Path]
     """Graph file."""
@@ -34,7 +34,7 @@ class ViewSettings(ReportingSettings):
     successors: Annotated[int, Field(ge=1, le=MAX_SUCCESSORS)] = 20
     """Maximum number of successors shown per context."""
     tokenizer: str | None = None
-    """Tokenizer, if it has moved since the build: a name on the hub or a folder."""
+    """Tokenizer of the graph, if it has moved since the build: a name on the hub or a folder."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -28,10 +28,11 @@ class AsyncDrafterClient:
     """
 
     def __init__(self, config: ClientConfig, **options: Unpack[ClientOptions]) -> None:
-        """Make a client with the threaded client's options; it connects when it opens the first session.
+        """Make a client with the options of :class:`DrafterClient`; it connects when it opens the first session.
 
         Raises:
-            ConfigError: an address is malformed, credentials can't be used, or only the sidecar can set a setting.
+            ConfigError: an address is malformed, credentials can't be used, or ``draft`` has a setting that only the
+                sidecar can set.
         """
         self._client = client_of(config, **options)
 
@@ -58,7 +59,7 @@ class AsyncDrafterClient:
         self._client.finish(session_id)
 
     async def close(self) -> None:
-        """Close all sessions and the connection; waits for the drafter at most as long as for an opening."""
+        """Close all sessions and the connection. This waits at most as long as opening a session may take."""
         await asyncio.to_thread(self._client.close)
 
     async def __aenter__(self) -> Self:
@@ -71,7 +72,7 @@ class AsyncDrafterClient:
 
 
 async def _awaited(submit: Callable[[Callable[[], None]], Callable[[], _T]], timeout_s: float) -> _T:
-    """Submit a call, wait for its end or the timeout, and collect the result, also if the task is cancelled."""
+    """Submit a call, wait for its end or the timeout, and collect the result, even if the task is cancelled."""
     loop = asyncio.get_running_loop()
     over = loop.create_future()
 

@@ -14,10 +14,11 @@ from speculant_graph.strategies import StrategyName
 from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, SequenceStep, TokenId
 
 MAX_TOKENS_PER_MESSAGE = 16_384
-"""Limit for tokens plus feedback: 64 KiB, far below the message limit of any sensible server."""
+"""Maximum number of tokens and feedback values in a message. They take 64 KiB, far below the message limit of any
+sensible server."""
 MAX_SEQUENCES_PER_MESSAGE = 256
 _MAX_ANSWER_BYTES = 700_000
-"""Limit for one response; client and server allow messages of 1 MiB."""
+"""Maximum expected size of the response to a message; client and server allow messages of 1 MiB."""
 _NODE_BYTES, _CANDIDATE_BYTES = 16, 8
 
 
@@ -36,7 +37,7 @@ class InFlightBatch:
         self.has_failed = False
         """Whether any sequence got no answer."""
         self.failure: SpeculantError | None = None
-        """The first error; None if the drafter was not asked."""
+        """The first error, if any. While requests are suspended, sequences fail without an error."""
         self.has_sent = False
         """Whether the drafter was asked for anything."""
         self.is_reached = False
@@ -44,7 +45,7 @@ class InFlightBatch:
         self.is_answered = False
         """Whether any sequence was answered in time."""
         self.is_over = False
-        """Whether the caller no longer waits; later answers are late."""
+        """Whether the caller has stopped waiting, so that further answers count as late."""
 
     def resolve(self, index: int, draft: Draft = EMPTY_DRAFT) -> None:
         """Resolve a sequence with its draft."""
@@ -67,7 +68,7 @@ class Entry(NamedTuple):
     """One sequence of a message."""
 
     batch_index: int
-    """Index in the batch; -1 if nothing waits for its answer."""
+    """Index of the sequence in the batch; -1 if nothing waits for the answer."""
     session: Session
     wire_id: int
     """The session's wire id at the time of sending."""
@@ -112,7 +113,7 @@ def pack(
     Args:
         batch: sequences of a step, each with its index in the step and its open session.
         options: options of the requested drafts.
-        refuse: called with the index of a sequence that can't be sent, for example for an invalid token, and the error.
+        refuse: called with the index of a sequence that can't be sent, and the error, such as an invalid token.
     """
     node_bytes = _NODE_BYTES
     if options.max_candidates and not options.omit_proposals:
@@ -159,7 +160,7 @@ def _add(
     step: SequenceStep | None,
     feedback: Feedback | None,
 ) -> None:
-    """Add tokens of a session to a message, with the draft request of a step; without a step, request no draft."""
+    """Add a session's tokens to a message. If a step is given, also request its draft."""
     budget, seed, least = (0, 0, 0.0) if step is None else (step.node_budget, step.seed, step.least_probability)
     told = () if feedback is None else (feedback.draft_id, feedback.nodes, feedback.rows)
     message.request.add(token_ids, session.wire_id, start, budget, seed, least, *told)

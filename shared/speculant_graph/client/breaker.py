@@ -1,4 +1,4 @@
-"""A circuit breaker: it stops requests to a drafter that is down, because each would cost a step its deadline."""
+"""A circuit breaker that stops requests to a drafter that is down, because each would delay a step to its deadline."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SILENT = DrafterUnavailableError("no answer to a probe either")
 
 
 def is_refusal(error: SpeculantError) -> bool:
-    """Return whether the drafter answered with a refusal; otherwise it did not answer."""
+    """Return whether an error is a refusal by the drafter; any other error means that the drafter did not answer."""
     return isinstance(error, DraftRequestError | TokenizerMismatchError | AccessError | OverloadError)
 
 
@@ -46,7 +46,7 @@ class Breaker:
             report: writes a log line.
         """
         self.is_down = False
-        """Whether the breaker is open: steps must not use the drafter."""
+        """Whether the breaker is open, so that steps must not use the drafter."""
         self.retry_after_s = 0.0
         """Time before which the drafter wants no requests."""
         self._address, self._report = address, report
@@ -56,7 +56,7 @@ class Breaker:
         self._unexplained = ""
 
     def is_resting(self, now_s: float) -> bool:
-        """Return whether to send the drafter no requests."""
+        """Return whether requests to the drafter are suspended."""
         return self.is_down or now_s < self.retry_after_s
 
     def record_success(self) -> None:
@@ -70,14 +70,15 @@ class Breaker:
     def record_failure(self, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool) -> None:
         """Note a failed step.
 
-        One late answer causes no warning. After several in a row, the warning waits for the outcome of the first probe.
-        Otherwise a wrong certificate would look like a slow drafter. Refusals do not open the breaker.
+        One late answer causes no warning. After several late answers in a row, the warning waits for the outcome of the
+        first probe. Without that outcome, a wrong certificate would look like a slow drafter. Refusals do not open the
+        breaker.
 
         Args:
             error: the error of the step.
             started_s: start of the step. Steps that ran at the same time fail together and count as one failure.
             now_s: time of the failure.
-            was_late: no answer came in time, so ``error`` does not tell the reason.
+            was_late: whether no answer came in time; ``error`` then does not contain the reason.
         """
         if self.is_down or started_s < self._last_failure_s:
             return
@@ -103,7 +104,7 @@ class Breaker:
         return True
 
     def record_probe(self, error: SpeculantError | None) -> None:
-        """Note the outcome of a probe, if one is under way; one that was answered closes the breaker."""
+        """Note the outcome of the running probe, if any. An answered probe closes the breaker."""
         if not self._is_probing:
             return
         self._is_probing = False

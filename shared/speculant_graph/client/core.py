@@ -57,7 +57,7 @@ from speculant_graph.types import (
 
 _MAX_EXCHANGES_PER_STEP = 2
 _MAX_UNANSWERED = 4_096
-"""Limit of remembered messages, because a drafter may never answer some of them."""
+"""Maximum number of unanswered messages to remember; a drafter may never answer some of them."""
 _LOSES_SESSIONS = DrafterUnavailableError("the drafter keeps losing its sessions; raise its server.max_session_memory")
 
 
@@ -81,8 +81,8 @@ class ClientCore:
             address: the drafter's address, for error messages.
             deadline_ms: the deadline of a step, for error messages.
             options: default options of drafts.
-            strategy: the default strategy, named in drafts.
-            opening: the request that opens a session; its id is replaced.
+            strategy: the default strategy, which drafts report.
+            opening: template of the request that opens a session; every session sets its own id.
             tokenizer_name: the verifier's tokenizer, for error messages.
             wire_ids: returns session ids that no other client uses.
         """
@@ -147,7 +147,7 @@ class ClientCore:
         return opening
 
     def record_open(self, opening: Opening, now_s: float) -> SpeculantError | None:
-        """Note the outcome of an opening that a caller waited for; return why it failed."""
+        """Note the outcome of an opening that a caller waited for; return its error, if any."""
         error = opening.error if opening.is_over else DrafterUnavailableError("the drafter did not open the session")
         if error is None:
             self.state = "ok"
@@ -163,7 +163,7 @@ class ClientCore:
         return error
 
     def begin(self, steps: Sequence[SequenceStep], now_s: float, finished: Callable[[], None]) -> InFlightBatch | None:
-        """Start a step of a batch.
+        """Start a step for a batch of sequences.
 
         Args:
             steps: at least one sequence.
@@ -210,7 +210,7 @@ class ClientCore:
         return batch.drafts
 
     def record_defect(self, error: Exception) -> None:
-        """Note a step that an error of our own ended."""
+        """Note a step that failed because of an unexpected error in this client."""
         reason = repr(error)
         if reason != self.counts.last_failure:
             self._actions.append(Report("WARNING", f"drafting failed, continuing without drafts: {reason}"))
@@ -218,7 +218,7 @@ class ClientCore:
         self.state, self.counts.last_failure = "unavailable", reason
 
     def probe(self, now_s: float) -> None:
-        """Probe a drafter that is down with a step without sequences; nothing waits for the answer."""
+        """Send a step without sequences to a drafter that is down, as a probe. Nothing waits for the answer."""
         if self.breaker.has_lost_probe(now_s):
             self._drop_stream(SILENT)
         if self.breaker.begin_probe(now_s):
@@ -238,7 +238,7 @@ class ClientCore:
     # --- events of the connection
 
     def answered(self, payload: bytes, now_s: float) -> None:
-        """Handle an answer from the stream, also a late one."""
+        """Handle an answer from the stream, even if it is late."""
         try:
             step_id = convert.read_answer_step_id(payload)
         except SpeculantError as error:
@@ -284,7 +284,7 @@ class ClientCore:
         self._drop_stream(error)
 
     def opened(self, opening: Opening, outcome: OpenResponse | SpeculantError, now_s: float) -> None:
-        """Take the outcome of an opening."""
+        """Handle the outcome of an opening."""
         if isinstance(outcome, TokenizerMismatchError) and self._tokenizer_name:
             outcome = TokenizerMismatchError(
                 f"the drafter at {self._address} refuses tokenizer {self._tokenizer_name}: {outcome}"
@@ -344,7 +344,7 @@ class ClientCore:
         batch.fail(index, error)
 
     def _record_outcome(self, entry: Entry, status: int, position: int, draft_id: int) -> bool:
-        """Note what the drafter has taken of a sequence; return whether the sequence must be sent again."""
+        """Note how much of a sequence the drafter has; return whether the sequence must be sent again."""
         session, is_current = entry.session, entry.is_current
         if status == SequenceStatus.OK and entry.end <= position <= (session.num_sent if is_current else entry.end):
             if is_current:

@@ -50,17 +50,17 @@ if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig, DraftConfig
 
 _STREAM_METHOD = "/speculant_graph.rpc.v1.DrafterService/StreamDraft"
-"""Called without gRPC serializers, because our own codec reads and writes its bytes."""
+"""gRPC method that is called without serializers, because our own codec reads and writes the bytes."""
 _OPEN_S = 0.5
-"""Minimum timeout of OpenSession."""
+"""Minimum timeout of OpenSession in seconds."""
 _OPEN_GRACE_S = 0.05
-"""Extra wait after the timeout of OpenSession, because the outcome of the call contains the reason."""
+"""Seconds to wait for the outcome of OpenSession after its timeout, because the outcome contains the reason."""
 _JOIN_TIMEOUT_S = 1.0
 _T = TypeVar("_T")
 
 
 class DrafterClient:
-    """Requests drafts from a sidecar. Thread-safe, but not usable in a process that is forked later.
+    """Requests drafts from a sidecar. Thread-safe, but unusable in processes that are forked later.
 
     Examples:
         >>> config = ClientConfig(address="unix:///tmp/speculant-drafter/drafter.sock")
@@ -84,14 +84,16 @@ class DrafterClient:
         Args:
             config: address, deadline and credentials.
             tokenizer: fingerprint of the verifier's tokenizer; None skips the comparison.
-            draft: draft settings; the sidecar's values replace missing ones. Each step has its own number of nodes.
+            draft: draft settings; the sidecar's values apply where a setting is missing. Each step sets its own number
+                of nodes.
             strict: raise if a session can't be opened, instead of continuing without drafts.
             wants_proposals: request the distributions q of sampling strategies. If the verifier's rule needs no q,
                 False saves the sidecar most of its work.
             host_name: the expected host name in the sidecar's certificate; empty: the host of the address.
 
         Raises:
-            ConfigError: the address is malformed, credentials can't be used, or only the sidecar can set a setting.
+            ConfigError: the address is malformed, credentials can't be used, or ``draft`` has a setting that only the
+                sidecar can set.
         """
         from speculant_graph.draft.options import options_of  # the caller's DraftConfig has loaded its dependencies
 
@@ -179,8 +181,8 @@ class DrafterClient:
             finished: called once, by any thread, when the outcome is known.
 
         Returns:
-            A function that returns the result of :meth:`open` without waiting. Call it after ``finished`` or at the
-            deadline.
+            A function that returns the result of :meth:`open` without waiting. Call it after ``finished`` was called,
+            or at the deadline.
         """
         outcome = self._do(self._core.open, session_id, time.monotonic(), finished, options)
         if not isinstance(outcome, Opening):
@@ -212,7 +214,7 @@ class DrafterClient:
             self._do(self._core.probe, time.monotonic())
 
     def observe(self, report: PassReport) -> float:
-        """Do nothing and return 0, because drafting takes little time."""
+        """Ignore the report and return 0, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:
@@ -220,7 +222,7 @@ class DrafterClient:
         self._do(self._core.finish, session_id)
 
     def close(self) -> None:
-        """Close all sessions and the connection; waits for the drafter at most as long as for an opening."""
+        """Close all sessions and the connection. This waits at most as long as opening a session may take."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -256,7 +258,7 @@ class DrafterClient:
         return result
 
     def _guarded(self, event: Callable[..., _T], *arguments: object) -> _T | None:
-        """Do the same, but return None after an unexpected error, because a client bug must not stop decoding."""
+        """Call :meth:`_do`, but return None after an unexpected error, because a client bug must not stop decoding."""
         try:
             return self._do(event, *arguments)
         except Exception as error:

@@ -48,7 +48,8 @@ def client_of(config: ClientConfig, **options: Unpack[ClientOptions]) -> Drafter
     """Return a client for the configured addresses: a fleet for several addresses or a DNS name.
 
     Raises:
-        ConfigError: an address is malformed, credentials can't be used, or only the sidecar can set a setting.
+        ConfigError: an address is malformed, credentials can't be used, or ``draft`` has a setting that only the
+            sidecar can set.
     """
     addresses = split_addresses(config.address)
     if len(addresses) > 1 or is_name(addresses[0]):
@@ -58,29 +59,32 @@ def client_of(config: ClientConfig, **options: Unpack[ClientOptions]) -> Drafter
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """The placement of a session."""
+    """The client that a session is placed on, and the session's options."""
 
     client: DrafterClient
     options: SessionOptions | None
 
 
 class SidecarFleet:
-    """Requests drafts from several sidecars. Each tenant has one sidecar, and uses another while that one is paused.
+    """Requests drafts from several sidecars. Each tenant uses one sidecar, or another while the first is paused.
 
     So one sidecar learns all of a tenant's text, even with several clients (:mod:`.placement`). Sessions without a
-    tenant are placed by a random key of the client. So a client uses one sidecar, which learns its text, and clients
-    spread evenly. Every step contains the whole sequence, so a session moves without a transfer of state. Thread-safe.
+    tenant are placed by a random key of their client. So each client uses one sidecar, which learns the client's text,
+    and clients spread evenly over the sidecars. Every step contains the whole sequence, so a session moves without a
+    transfer of state. Thread-safe.
     """
 
     def __init__(self, config: ClientConfig, **options: Unpack[ClientOptions]) -> None:
         """Make a fleet of the configured addresses.
 
-        Names are resolved here, and again every five seconds in a thread. If a name loses an address, that sidecar gets
-        no new sessions; its open sessions stay while it answers. If addresses have stable DNS names, such as pods of a
-        StatefulSet, tenants are placed by these names. So a sidecar keeps its tenants when its address changes.
+        DNS names are resolved here, and again every five seconds in a thread. If a name loses an address, the sidecar
+        there gets no new sessions; its open sessions stay while it answers. If addresses have stable DNS names, such as
+        pods of a StatefulSet, tenants are placed by these names. So a sidecar keeps its tenants when its address
+        changes.
 
         Raises:
-            ConfigError: an address is malformed, credentials can't be used, or only the sidecar can set a setting.
+            ConfigError: an address is malformed, credentials can't be used, or ``draft`` has a setting that only the
+                sidecar can set.
         """
         self._config, self._options = config, options
         self._own_key = secrets.token_hex(8)
@@ -92,7 +96,8 @@ class SidecarFleet:
         self._leaving: dict[str, DrafterClient] = {}
         self._left = DrafterStatistics()
         self.clients: Mapping[str, DrafterClient] = {}
-        """Of the sidecars that get sessions, by address; replaced as a whole."""
+        """Clients of the sidecars that get new sessions, by address. The mapping is replaced as a whole, never
+        changed."""
         self.lookup(names=False)  # not to wait here for a network that does not answer
         first = next(iter(self.clients.values()))
         self.capabilities = first.capabilities
@@ -105,7 +110,7 @@ class SidecarFleet:
 
     @property
     def state(self) -> DrafterState:
-        """Whether the last step of any sidecar was answered."""
+        """Whether any sidecar answered its last step."""
         return "ok" if any(client.state == "ok" for client in self.clients.values()) else "unavailable"
 
     @property
@@ -161,7 +166,7 @@ class SidecarFleet:
         return collect
 
     def observe(self, report: PassReport) -> float:
-        """Do nothing and return 0, because drafting takes little time."""
+        """Ignore the report and return 0, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:
@@ -188,12 +193,12 @@ class SidecarFleet:
         self.close()
 
     def lookup(self, *, names: bool = True) -> None:
-        """Look up every address, and take in what has come and what has gone.
+        """Look up every address, and add or remove sidecars accordingly.
 
         If a name can't be resolved, it keeps its last addresses; without any, the name itself is used as the address.
 
         Args:
-            names: also look up stable names for addresses without one.
+            names: whether to also look up stable names for addresses that have none yet.
 
         Raises:
             ConfigError: for the same reasons as the constructor.
@@ -253,7 +258,7 @@ class SidecarFleet:
 
 
 def _unique(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the names by address; addresses that share a name stand for themselves."""
+    """Return the name of each address. If several addresses share a name, each address is its own name."""
     counts = Counter(names.values())
     return {address: name if counts[name] == 1 else address for address, name in names.items()}
 
@@ -278,4 +283,4 @@ def _last_of(count: int, finished: Callable[[], None]) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Do nothing, because no caller waits."""
+    """Ignore the end of an opening, because no caller waits for it."""

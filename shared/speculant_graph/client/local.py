@@ -44,10 +44,10 @@ class LocalDrafter:
 
         Args:
             graph: one graph, or several as layers; None drafts from the sequences alone.
-            config: draft settings; each step has its own number of nodes.
-            learned: keeps accepted tokens for later sequences; it is closed with the drafter. None keeps them in memory
-                until the drafter is closed.
-            vocabulary_size: vocabulary size of the model, if known; used without a graph.
+            config: draft settings; each step sets its own number of nodes.
+            learned: store that keeps accepted tokens for later sequences; it is closed together with the drafter. None
+                keeps the tokens in memory until the drafter is closed.
+            vocabulary_size: vocabulary size of the model, if known; used only if there is no graph.
 
         Raises:
             ConfigError: the strategy needs a graph.
@@ -131,7 +131,7 @@ class LocalDrafter:
         )
 
     def observe(self, report: PassReport) -> float:
-        """Do nothing and return 0, because drafting takes little time."""
+        """Ignore the report and return 0, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:
@@ -168,7 +168,7 @@ class NullDrafter:
         return [EMPTY_DRAFT] * len(steps)
 
     def observe(self, report: PassReport) -> float:
-        """Do nothing and return 0, because drafting takes little time."""
+        """Ignore the report and return 0, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Collection
 def placed_at(key: str, addresses: Collection[str]) -> str:
     """Return the address with the highest rank for a key.
 
-    Every address gets an equal share of keys. If an address disappears, only its keys move, evenly to the others. They
-    return when the address returns.
+    Every address gets an equal share of keys. If an address disappears, only its keys move, evenly to the other
+    addresses. They move back when the address returns.
 
     Args:
-        key: a tenant's name, or a substitute.
+        key: the name of a tenant, or the random key of a client.
         addresses: at least one, in any order.
     """
     return max(addresses, key=lambda address: _rank(key, address))

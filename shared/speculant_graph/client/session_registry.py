@@ -61,7 +61,7 @@ class Session:
 
     wire_id: int
     options: SessionOptions = field(default_factory=SessionOptions)
-    """Options of the opening; they override the client's settings."""
+    """Options for opening the session; they override the client's settings."""
     is_open: bool = False
     opening: Opening | None = None
     """The running opening, if any."""
@@ -70,7 +70,7 @@ class Session:
     num_sent: int = 0
     """Number of tokens sent; at least ``position``."""
     tail: list[TokenId] = field(default_factory=list)
-    """The last tokens sent; if a step has other tokens at their positions, its text has changed."""
+    """The last tokens sent. If a step has other tokens at their positions, the session's text has changed."""
     draft_id: int = 0
     """Id of the latest draft received; 0 if none."""
     was_lost: bool = False
@@ -79,7 +79,7 @@ class Session:
     """Earliest time of the next opening, after the drafter refused one."""
 
     def restart(self, wire_id: int) -> None:
-        """Discard the drafter's copy, and take a new wire id."""
+        """Discard the drafter's copy, and use a new wire id."""
         self.wire_id = wire_id
         self.is_open, self.opening = False, None
         self.position = self.num_sent = self.draft_id = 0
@@ -93,7 +93,7 @@ class Session:
         return _as_list(step.token_ids[sent - len(self.tail) : sent]) != self.tail
 
     def record_sent(self, step: SequenceStep) -> None:
-        """Note that the whole sequence of a step is on its way."""
+        """Note that the whole sequence of a step is being sent."""
         self.num_sent = len(step.token_ids)
         self.tail = _as_list(step.token_ids[-_TAIL_TOKENS:])
 
@@ -179,7 +179,7 @@ class SessionRegistry:
             breaker: the client's breaker.
             actions: list to which actions are appended.
             counts: counters to update.
-            request: the request that opens a session; its id is replaced.
+            request: template of the request that opens a session; every session sets its own id.
             wire_ids: returns session ids that no other client uses.
         """
         self._breaker, self._actions, self._counts = breaker, actions, counts

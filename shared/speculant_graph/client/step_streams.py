@@ -33,7 +33,7 @@ class GrpcStream:
     """A StreamDraft call with raw bytes; a thread reads the answers.
 
     A gRPC deadline cancels the whole call, and synchronous streams have no deadline per message. So the stream has no
-    deadline: a thread delivers every answer, and a caller limits its own wait.
+    deadline. A thread delivers every answer, and each caller limits its own wait.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class GrpcStream:
         on_answer: Callable[[bytes], None],
         on_end: Callable[[SpeculantError], None],
     ) -> None:
-        """Make a stream without starting it, which is cheap.
+        """Make a stream without starting it; this is cheap.
 
         Args:
             start_call: starts the call with an iterator of messages.
@@ -56,7 +56,7 @@ class GrpcStream:
         self._reader = threading.Thread(target=self._read, name="speculant-draft-reader", daemon=True)
 
     def send(self, payload: bytes) -> None:
-        """Queue a message; returns at once, also before the stream is started."""
+        """Queue a message; returns at once, even before the stream is started."""
         self._requests.put(payload)
 
     def start(self) -> None:
@@ -64,14 +64,14 @@ class GrpcStream:
         self._reader.start()
 
     def close(self) -> None:
-        """Cancel the call. The reading thread ends soon."""
+        """Cancel the call. The reading thread ends soon afterwards."""
         self._is_closed = True
         self._requests.put(None)
         if self._call is not None:
             self._call.cancel()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the reading thread, which may never have run."""
+        """Wait for the end of the reading thread, if it was ever started."""
         if self._reader.ident is not None:
             self._reader.join(timeout_s)
 
@@ -151,14 +151,14 @@ class SocketStream:
         self._reader.start()
 
     def close(self) -> None:
-        """Disconnect. The reading thread ends soon."""
+        """Disconnect. The reading thread ends soon afterwards."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._reader.ident is None:
             self._socket.close()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the reading thread, which may never have run."""
+        """Wait for the end of the reading thread, if it was ever started."""
         if self._reader.ident is not None:
             self._reader.join(timeout_s)
 

@@ -1,7 +1,7 @@
 """Detects a text's encoding by the letters and the frequent words of its language.
 
-Single-byte encodings decode almost any bytes: French in cp1252 is also valid text in cp1257, but with a mix of letters
-that no language has. A text stays undecided if it fits two languages in different encodings.
+Single-byte encodings decode almost any bytes. French in cp1252, for example, is also valid text in cp1257, but with a
+mix of letters that no language has. A text stays undecided if it fits two languages in different encodings.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class _Script(NamedTuple):
     encodings: tuple[str, ...]
     letters: str
     frequent: str
-    """The most frequent letters, or characters, of such texts."""
+    """The most frequent letters or characters of texts in this script."""
     least: float
-    """Their minimum share of all letters."""
+    """Minimum share of the frequent letters among all letters."""
     alien: str = ""
-    """Letters that are rare in such a text."""
+    """Letters that are rare in texts in this script."""
 
 
 _KANA = "".join(map(chr, range(0x3041, 0x30FF)))
@@ -118,7 +118,7 @@ def _decoded(sample: bytes, encoding: str) -> str | None:
 
 
 def _latin_scores(text: str, encoding: str) -> list[float]:
-    """Return a score for each language whose letters fit the text: the number of its frequent words in the text."""
+    """Return a score for each language whose letters fit the text: how many of its frequent words the text has."""
     if not any(encoding in language.encodings for language in _LATIN) or len(_STRAY.findall(text)) > 1:
         return []
     letters = Counter(character for character in text.lower() if character > "\x7f" and character not in _MARKS)
@@ -154,7 +154,7 @@ def _script_scores(text: str, encoding: str) -> list[float]:
 
 
 def _is_of_script(text: str, letters: Counter[str], alphabet: str) -> bool:
-    """Return whether words don't mix alphabets, and lines with the script have enough of its letters."""
+    """Return whether hardly any word mixes alphabets, and lines with the script have enough letters of it."""
     strange = sum(count for letter, count in letters.items() if letter.lower() not in alphabet)
     if strange > _MOST_STRANGE * letters.total():
         return False

@@ -39,17 +39,17 @@ def check_corpus(
     folder: Path,
     on_progress: Callable[[int], None] | None = None,
 ) -> CheckedCorpus:
-    """Read all files once, up to the last record, and determine how to read each.
+    """Read every file once, up to its last record, and determine its format and encoding.
 
-    A ``.json`` file that was found in a folder or by a pattern is plain text if it is one object without the text
-    field. An example is the ``package.json`` of source code.
+    A ``.json`` file that was found in a folder or by a pattern is read as plain text if it is one object without the
+    text field. The ``package.json`` of source code is an example.
 
     Args:
         files: the files.
         config: ``encoding``, ``on_error`` and ``text_field`` are used.
-        vocabulary_size: token ids of records must be below it.
-        folder: stores the text of PDFs, and data that should be read only once: standard input, named pipes and files
-            of object storage.
+        vocabulary_size: token ids of records must be below this number.
+        folder: folder for the text of PDFs, and for data that should be read only once, from standard input, named
+            pipes and object storage.
         on_progress: called with the number of bytes read so far.
 
     Raises:
@@ -99,7 +99,7 @@ class _Check:
         self.problem = f"{file.path}: {file.problem}" if file.problem else ""
         """The problem of the file, or of its first bad record."""
         self.field = ""
-        """The setting that causes it, if any."""
+        """The setting that causes the problem, if any."""
         self._num_bad = self._num_good = 0
 
     def run(self, on_bytes: Callable[[int], None]) -> None:
@@ -119,19 +119,19 @@ class _Check:
 
     @property
     def others(self) -> str:
-        """Number of further bad records, as text; empty if there are none."""
+        """Text with the number of further bad records; empty if there are none."""
         more = self._num_bad - 1
         return f" (and {more:,} more of its records)" if more > 0 else ""
 
     @property
     def skipped(self) -> SkippedFile:
-        """The entry for the graph file."""
+        """The file's entry in the graph's list of skipped files."""
         reason = self.problem.removeprefix(f"{self.source.label}: ")
         reason = reason.encode(errors="backslashreplace").decode()  # it may contain a file name that is not valid text
         return SkippedFile(self.source.name, reason, self._num_bad if self.is_read else 0)
 
     def _keep(self, blocks: Iterable[bytes], kept: Path) -> None:
-        """Store data that can't be read again, or only slowly."""
+        """Store data that can't be read a second time, or only slowly."""
         with kept.open("wb") as copy:
             copy.writelines(blocks)
 
@@ -160,11 +160,11 @@ class _Check:
 
 
 def _ignore(_: int) -> None:
-    """Count nothing, because the same bytes are read a second time."""
+    """Ignore the number of bytes, because the same bytes are read a second time."""
 
 
 def _is_read_once(path: Path) -> bool:
-    """Return whether a path should be read only once: a stream, or a file of object storage."""
+    """Return whether a path should be read only once, because it is a stream or a file of object storage."""
     return path == STANDARD_INPUT or address_of(path) is not None or path.is_fifo() or path.is_char_device()
 
 

@@ -41,17 +41,17 @@ class Document:
     """One document of a file: its text, or its token ids."""
 
     label: str
-    """Its location, for messages: the file, and the line or record in it."""
+    """Location of the document, for messages: the file, and the line or record in it."""
     texts: Iterator[str]
-    """Its text in blocks of any size, to be read before the next document. Empty if there are ids."""
+    """Text of the document in blocks of any size, to be read before the next document. Empty if there are token ids."""
     token_ids: NDArray[np.uint32] | None = None
-    """Its token ids, shape ``[num_tokens]``, if the file has ids instead of text."""
+    """Token ids of the document, shape ``[num_tokens]``, if the file has ids instead of text."""
 
 
 def read_documents(
     source: Source, config: GraphConfig, vocabulary_size: int, on_bad_record: OnBadRecord | None = None
 ) -> Iterator[Document]:
-    r"""Stream the documents of a file, and read it to its end.
+    r"""Stream the documents of a file, which is read to its end.
 
     :attr:`Source.format` decides how the file is read. JSON Lines have one record per line. A JSON file has an array of
     records, or one record. Each record is a document. A PDF is one document, with its pages joined by newlines. Every
@@ -60,10 +60,10 @@ def read_documents(
 
     Args:
         source: the file.
-        config: ``text_field`` is the field with a record's text or token ids. Dots lead into nested objects, and into
-            each element of lists, unless the record has a field of exactly that name. Texts of several elements are
-            joined by newlines.
-        vocabulary_size: token ids of records must be below it.
+        config: ``text_field`` names the field with a record's text or token ids. Dots in the name lead into nested
+            objects, and into each element of lists, unless the record has a field of exactly that name. Texts of
+            several elements are joined by newlines.
+        vocabulary_size: token ids of records must be below this number.
         on_bad_record: called for every bad record; without it, a bad record raises an error.
 
     Raises:
@@ -89,7 +89,7 @@ def read_documents(
 
 
 def is_configuration(source: Source, field: str) -> bool:
-    """Return whether a JSON file is one object without the text field; comments and final commas are allowed.
+    """Return whether a JSON file is one object without the text field; comments and trailing commas are allowed.
 
     Such files, for example ``package.json`` and ``tsconfig.json``, are source text, not records.
 

@@ -14,7 +14,7 @@ from speculant_graph.errors import CorpusError
 from speculant_graph.extras import needed_for
 
 AUTO = "auto"
-"""Means that no encoding is named."""
+"""Value of the setting if no encoding is named."""
 
 # UTF-32 comes first, because its marks begin with, or contain, the marks of UTF-16.
 _MARKS = (
@@ -42,16 +42,16 @@ class Encoding(NamedTuple):
     """The encoding of a text."""
 
     name: str
-    """Name of Python's codec."""
+    """Name of the codec in Python."""
     is_guess: bool = False
-    """True if it was guessed from the text alone."""
+    """True if the encoding was guessed from the text alone."""
 
 
 def find_encoding(source: Source, named: str = AUTO, on_bytes: Callable[[int], None] | None = None) -> Encoding:
     """Find the encoding of a file, and check that the whole file can be decoded.
 
-    A byte order mark decides. Valid UTF-8 is read as UTF-8 even if another encoding is named: text of other encodings
-    is hardly ever valid UTF-8 by chance.
+    A byte order mark decides the encoding. Valid UTF-8 is read as UTF-8 even if another encoding is named, because text
+    in other encodings is hardly ever valid UTF-8 by chance.
 
     Args:
         source: the file, not yet read.
@@ -92,7 +92,7 @@ def _is_wide(name: str) -> bool:
 
 
 def _read_as_utf_8(source: Source, on_bytes: Callable[[int], None] | None) -> tuple[bool, bool, str]:
-    """Return whether a file is ASCII, whether it has zero bytes, and why it is not UTF-8."""
+    """Return whether a file is ASCII, whether it has zero bytes, and the reason if it is not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     is_ascii, has_nul, problem, num_lines = True, False, "", 1
     for block in source.reopened(on_bytes or (lambda _: None)).blocks():
@@ -126,7 +126,7 @@ def _wrong_with(source: Source, name: str, on_bytes: Callable[[int], None] | Non
 
 
 def _guess_wide(source: Source, first: bytes) -> Encoding | None:
-    """Return UTF-16 or UTF-32 for a text without a mark in that encoding; None if it may be binary."""
+    """Return the encoding of a UTF-16 or UTF-32 text without a byte order mark; None if the file may be binary."""
     for name in _UNMARKED:
         width = 4 if "32" in name else 2
         text = first[: len(first) // width * width].decode(name, "replace")
@@ -187,7 +187,7 @@ def _guess(source: Source, problem: str) -> Encoding:
 
 
 def _lines_with_high_bytes(block: bytes) -> bytes:
-    """Return a block's lines with bytes above 127, and the lines around them, whose words identify the language."""
+    """Return a block's lines with bytes above 127, and the lines around them. Their words identify the language."""
     lines = block.splitlines()
     chosen: list[bytes] = []
     size = 0

@@ -13,15 +13,15 @@ from speculant_graph.corpus.storage import address_of, find_stored
 from speculant_graph.errors import CorpusError
 
 STANDARD_INPUT = Path("-")
-"""Name of standard input, wherever a file can be named."""
+"""Path that stands for standard input wherever a file can be named."""
 
 TEXT_SUFFIXES = frozenset({
     ".c", ".cc", ".cpp", ".cs", ".css", ".go", ".h", ".hpp", ".html", ".java", ".js", ".json", ".jsonl", ".jsx",
     ".kt", ".lua", ".md", ".ndjson", ".pdf", ".php", ".pl", ".py", ".rb", ".rs", ".rst", ".scala", ".sh",
     ".sql", ".swift", ".tex", ".ts", ".tsx", ".txt", ".xml", ".yaml", ".yml",
 })  # fmt: skip
-"""Suffixes of the files taken from a folder, gzipped or not. A file that is named or matches a pattern may have any
-suffix."""
+"""Suffixes of the files that are read from a folder, gzipped or not. A file that is named directly, or that matches a
+pattern, may have any suffix."""
 
 _KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
@@ -30,11 +30,11 @@ class ListedFile(NamedTuple):
     """A file of a corpus, not yet read."""
 
     path: Path
-    """Its path; ``-`` is standard input."""
+    """Path of the file; ``-`` is standard input."""
     is_named: bool = True
-    """False if it was found in a folder or by a pattern."""
+    """False if the file was found in a folder or by a pattern."""
     problem: str = ""
-    """Why it can't be read, with the fix; empty if no problem is known."""
+    """Reason why the file can't be read, with the fix; empty if no problem is known."""
 
 
 def format_of(path: Path) -> tuple[str, bool]:
@@ -52,10 +52,10 @@ def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[ListedF
     """List the files of a corpus without duplicates, in the given order; files of a folder or a pattern are sorted.
 
     Args:
-        inputs: files and named pipes; folders, which are searched with all their subfolders for :data:`TEXT_SUFFIXES`,
-            except hidden ones and links to folders; patterns such as ``docs/**/*.md``; ``-`` for standard input; and
-            files, folders and patterns of object storage. The name of an existing local file is never a pattern, even
-            if it has such characters.
+        inputs: files, named pipes, folders, patterns such as ``docs/**/*.md``, or ``-`` for standard input; also files,
+            folders and patterns of object storage. A folder is searched for :data:`TEXT_SUFFIXES`, with all its
+            subfolders; hidden files and folders, and links to folders, are left out. The name of an existing local file
+            is never a pattern, even if it has the characters of one.
 
     Returns:
         The files. Found entries that can't be read, such as a broken link or a subfolder without permission, have a
@@ -131,7 +131,7 @@ def _texts_in(folder: Path) -> Iterator[ListedFile]:
 
 
 def _found(path: Path) -> ListedFile:
-    """Return a found file, with its problem if it has one that is visible without opening it."""
+    """Return a found file, with its problem if one is visible without opening the file."""
     problem = ""
     try:
         kind = stat.S_IFMT(path.stat().st_mode)

@@ -12,7 +12,7 @@ _PATIENCE_S = 5
 """Timeout of the hub in seconds, unless an environment variable sets another."""
 _PATIENCE_VARIABLE = "HF_HUB_ETAG_TIMEOUT"
 _FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
-"""A copy in the hub's cache has at least one of these files."""
+"""Files of which a copy in the hub's cache has at least one."""
 
 
 def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
@@ -60,7 +60,7 @@ def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
 
 
 def local_folder(name: str) -> Path | None:
-    """Return the local folder of a tokenizer's name, in the hub's cache or elsewhere; None if there is none."""
+    """Return the local folder of a named tokenizer, in the hub's cache or elsewhere; None if there is none."""
     if os.path.isdir(name):
         return Path(name)
     try:

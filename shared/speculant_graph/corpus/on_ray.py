@@ -31,21 +31,21 @@ from speculant_graph.version import VERSION
 _RETRIES = 5
 """Maximum retries of a task after its worker died."""
 _AHEAD = 2
-"""Maximum number of tasks per core that run or wait to be written, so that their ids don't fill the object store."""
+"""Maximum number of tasks per core that run, or whose ids wait to be written. More could fill the object store."""
 _PATIENCE_S = 10
 """Timeout of a connection to the cluster, in seconds."""
 _ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
 _tokenizers: dict[str, CorpusTokenizer] = {}
-"""This worker's tokenizer, by the name of its object; cached, because loading it takes a second."""
+"""This worker's tokenizer, by the id of its Ray object. It is cached, because loading it takes a second."""
 
 
 @contextmanager
 def encoding_on_ray(address: str) -> Iterator[Encode]:
-    """Connect to a cluster, and yield a function that encodes on it. Leaving the block cancels all tasks.
+    """Connect to a cluster, and yield a function that encodes on it. Leaving the ``with`` block cancels all tasks.
 
     Args:
         address: an address in Ray's form: ``auto``, ``host:port`` or ``ray://host:port``. ``local`` starts a cluster of
-            this machine's cores, which ends with the block.
+            this machine's cores, which ends with the ``with`` block.
 
     Raises:
         ConfigError: there is no such cluster, or it runs another release of Ray.
@@ -120,14 +120,14 @@ def encode_task(shipped: list[Any], task: Task, config: GraphConfig, version: st
     """Encode a task: the function that workers run.
 
     Args:
-        shipped: a reference to the tokenizer.
+        shipped: list with one reference, to the tokenizer.
         task: the task.
         config: settings for reading its files.
         version: the caller's release.
 
     Raises:
         ConfigError: this worker has another release.
-        CorpusError: a file can't be read here.
+        CorpusError: a file can't be read on this worker.
     """
     import ray
 
@@ -144,10 +144,10 @@ def encode_task(shipped: list[Any], task: Task, config: GraphConfig, version: st
 
 
 def describe_file(source: Source, text_field: str) -> CorpusFile:
-    """Return the metadata of a file that several tasks read. Workers run this, too.
+    """Return the metadata of a file that several tasks read. This function, too, runs on workers.
 
     Raises:
-        CorpusError: the file can't be read here.
+        CorpusError: the file can't be read on this worker.
     """
     for block in source.stored_blocks(lambda _: None):
         source.take(block)
@@ -167,7 +167,7 @@ def _encoded_at_once(tokenizer: CorpusTokenizer, task: Task, config: GraphConfig
 
 
 def _is_here_alone(source: Source) -> bool:
-    """Return whether only this machine has a file's bytes, because it came through a pipe or its text was extracted."""
+    """Return whether only this machine has a file's data: it came through a pipe, or its text was extracted here."""
     return source.path == STANDARD_INPUT or source.stored is not None or source.extracted is not None
 
 
@@ -177,7 +177,7 @@ def _separated(part: EncodedPart) -> EncodedPart:
 
 
 def _explained(error: Exception) -> Exception:
-    """Return a readable form of Ray's error: our own error that a worker raised, or one line."""
+    """Return a readable form of Ray's error: the error that our code raised on a worker, or a one-line message."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, SpeculantError | ModuleNotFoundError):
         return cause

@@ -22,26 +22,26 @@ from speculant_graph.errors import CorpusError
 from speculant_graph.types import TokenId
 
 FileState = Literal["missing", "changed", "unreadable", "not kept"]
-"""Why a file of a corpus is not searched: it is missing, has changed, can't be read, or came through a pipe."""
+"""Reason why a corpus file is not searched: it is missing, has changed, can't be read, or came through a pipe."""
 
 _ANY_ID = 1 << 32
-"""Allows all ids, because they were checked when the graph was built."""
+"""Vocabulary size that allows all ids, because they were checked when the graph was built."""
 _BLOCK_BYTES = 1 << 20
 _AROUND = 256
 _SHOWN_BEFORE, _SHOWN = 30, 90
 _checked: dict[tuple[object, ...], bool] = {}
-"""Whether a file's digest matched the graph's; cached, so that the next search does not compute it again."""
+"""Files whose digest matched the graph's, cached so that the next search does not compute the digest again."""
 
 
 class Place(NamedTuple):
-    """The beginning of a context in a file."""
+    """The place in a file where a context begins."""
 
     file: str
     """Name of the file, as in the graph."""
     line: int
-    """Line in the file, from 1; in a PDF, line in the page's text."""
+    """Line number in the file, from 1; in a PDF, line number in the page's text."""
     column: int
-    """Character in the line, from 1."""
+    """Character position in the line, from 1."""
     page: int
     """Page of a PDF, from 1; 0 for other files."""
     text: str
@@ -52,9 +52,9 @@ class Places(NamedTuple):
     """The result of a search."""
 
     places: tuple[Place, ...]
-    """The first places, in the order of the files."""
+    """The first places found, in the order of the files."""
     unsearched: tuple[tuple[str, FileState], ...]
-    """Files before the last place that were not searched, and why, by name."""
+    """Names of files that were not searched, with the reason; only files before the last place are listed."""
     is_complete: bool
     """False if the search ended before all files were searched, because it found enough or took too long."""
 
@@ -68,14 +68,14 @@ def find_places(
 ) -> Places:
     """Search the files of a graph's corpus for the text of a context, block by block.
 
-    A file is searched if its digest equals the digest in the graph. If texts of the tokenizer can be cut, a match
-    counts only if its text has the tokens of the context.
+    A file is searched if its digest equals the digest in the graph. If the tokenizer's texts can be cut, a match of the
+    text counts only if its tokens also match the context.
 
     Args:
         files: files in the graph's metadata; relative names are relative to the working directory.
         context: token ids.
         tokenizer: the graph's tokenizer.
-        most: maximum number of places; the search then ends.
+        most: maximum number of places, after which the search ends.
         max_seconds: time limit of the search.
     """
     searched = _Searched.of(context, tokenizer)
@@ -119,11 +119,12 @@ class _Searched(NamedTuple):
     tokenizer: CorpusTokenizer
     is_cuttable: bool
     slack: int
-    """Possible error of token positions in characters: 1 if the context begins inside of a character."""
+    """Possible error of a token's position, in characters: 1 if the context begins inside of a character, otherwise
+    0."""
 
     @classmethod
     def of(cls, context: Sequence[TokenId], tokenizer: CorpusTokenizer) -> _Searched:
-        """Make it without the tokens that no text contains: tokens around documents, and partial characters."""
+        """Make the text of a context without tokens around documents and partial characters, which no text contains."""
         borders = {tokenizer.bos_id, tokenizer.eos_id}
         token_ids = list(context)
         while token_ids and token_ids[-1] in borders:
@@ -136,7 +137,7 @@ class _Searched(NamedTuple):
 
 
 def _state(file: CorpusFile, on_block: Callable[[int], None]) -> FileState | None:
-    """Return why a file is not searched; None if it is unchanged."""
+    """Return why a file is not searched; None if it is unchanged, so that it is searched."""
     path = Path(file.name)
     if path == STANDARD_INPUT or address_of(path):
         return "not kept"
@@ -181,14 +182,14 @@ def _places_in(file: CorpusFile, searched: _Searched, on_block: Callable[[int], 
 
 class _Occurrence(NamedTuple):
     position: int
-    """Number of characters of the text before it."""
+    """Number of characters of the text before the occurrence."""
     line: int
     column: int
     shown: str
 
 
 def _occurrences(texts: Iterator[str], searched: _Searched) -> Iterator[_Occurrence]:
-    """Stream the occurrences in a text, from blocks of any size."""
+    """Stream the occurrences of the searched text in a text that comes in blocks of any size."""
     needle, blanks = searched.text, len(searched.text) - len(searched.text.lstrip())
     blanks = 0 if blanks == len(needle) else blanks  # the reported position is the first visible character
     buffer, dropped, line, line_start = "", 0, 1, 0
@@ -216,7 +217,7 @@ def _occurrences(texts: Iterator[str], searched: _Searched) -> Iterator[_Occurre
 
 
 def _has_tokens(buffer: str, at: int, searched: _Searched, *, is_first: bool, is_last: bool) -> bool:
-    """Return whether an occurrence of a context's characters also has its tokens."""
+    """Return whether an occurrence of a context's characters also has the context's tokens."""
     if searched.is_at_start:
         return is_first and at == 0
     if not searched.is_cuttable:
@@ -283,7 +284,7 @@ def _position_in_raw(raw: str, start: int, text: str, position: int, needle: str
 
 
 def _ignore(_: RecordError) -> None:
-    """Skip records that the build skipped."""
+    """Ignore the error of a bad record, because the build skipped the record, too."""
 
 
 def _has_ids(document: Document, token_ids: Sequence[TokenId]) -> bool:

@@ -37,7 +37,7 @@ class CorpusFile(NamedTuple):
     """A file in the token stream."""
 
     name: FileName
-    """Its path as given; ``-`` is standard input."""
+    """Path of the file as given; ``-`` is standard input."""
     size_bytes: int
     """Size of the stored file in bytes."""
     sha256: str
@@ -45,21 +45,21 @@ class CorpusFile(NamedTuple):
     encoding: str = UTF_8
     """Encoding of its text; meaningless for PDF."""
     text_field: str = ""
-    """Text field of its records; empty if it was not read as records."""
+    """Text field of its records; empty if the file was not read as records."""
 
 
 class SkippedFile(NamedTuple):
     """A file that was skipped, or in which records were skipped."""
 
     name: FileName
-    """Its path as given."""
+    """Path of the file as given."""
     reason: str
-    """Its problem, or the problem of its first skipped record."""
+    """Problem of the file, or of its first skipped record."""
     num_records: int = 0
     """Number of skipped records if other records of the file were read; 0 if the whole file was skipped."""
 
     def __str__(self) -> str:
-        """Return one line for people."""
+        """Return a readable line."""
         more = f" (and {self.num_records - 1:,} more of its records)" if self.num_records > 1 else ""
         return f"{self.name}: {self.reason}{more}"
 
@@ -74,24 +74,26 @@ class Source:
         stored: Path | None = None,
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
-        """Name the file; it is opened when its documents are read.
+        """Make a source. The file is opened when its documents are read.
 
         Args:
-            path: its path as given.
-            stored: a copy of its bytes, if they can't be read twice from the path.
-            on_bytes: called with the size of every block read, in bytes. Without it blocks are digested.
+            path: path of the file as given.
+            stored: file with a copy of the bytes, if they can't be read twice from the path.
+            on_bytes: called with the size of every block read, in bytes. Without it, the blocks are added to the
+                digest.
         """
         self.path = path
         self.stored = stored
         suffix, self.is_packed = format_of(path)
         self.format: FormatName = _FORMATS.get(suffix, "text")
-        """Its format."""
+        """Format of the file."""
         self.encoding = UTF_8
         """Encoding of its text."""
         self.extracted: Path | None = None
-        """File with its extracted text in UTF-8, if any."""
+        """File with the extracted text in UTF-8, if any."""
         self.span: tuple[int, int] | None = None
-        """First byte and end byte, if only a part of the file is read. Such a file is UTF-8 and not gzipped."""
+        """Offsets of the first byte and of the end, if only a part of the file is read. Such a file is UTF-8 and not
+        gzipped."""
         self.num_bytes = 0
         """Bytes of the stored file read so far."""
         self._on_bytes = on_bytes
@@ -105,7 +107,7 @@ class Source:
         return source
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state that another process needs to read the same file. A digest can't be pickled."""
+        """Return the state for reading the same file in another process, without the digest, which can't be pickled."""
         return {name: getattr(self, name) for name in ("path", "stored", "format", "encoding", "extracted", "span")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -115,28 +117,28 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Its path or address as it was given."""
+        """Path or address of the file as given."""
         return address_of(self.path) or str(self.path)
 
     @property
     def label(self) -> str:
-        """Its name in messages to people."""
+        """Name of the file in messages."""
         return "standard input" if self.path == STANDARD_INPUT else self.name
 
     def size(self) -> int:
         """Return the size of the whole stored file in bytes.
 
         Raises:
-            CorpusError: it can't be read.
+            CorpusError: the file can't be read.
         """
         with self._explained():
             return (self.stored or self.path).stat().st_size
 
     def window(self, start: int, num_bytes: int) -> bytes:
-        """Return some bytes of the stored file.
+        """Return up to ``num_bytes`` bytes of the stored file, from the offset ``start``.
 
         Raises:
-            CorpusError: it can't be read.
+            CorpusError: the file can't be read.
         """
         with self._explained(), self._open_stored() as stored:
             stored.seek(start)
@@ -158,7 +160,7 @@ class Source:
         )
 
     def take(self, block: bytes) -> None:
-        """Count the bytes of a block, and digest them unless there is a callback."""
+        """Count the bytes of a block. Call the callback with their number or, without one, add them to the digest."""
         self.num_bytes += len(block)
         if self._on_bytes is None:
             self._digest.update(block)
@@ -227,7 +229,7 @@ class Source:
             on_bytes: called with the size of each block in bytes.
 
         Raises:
-            CorpusError: it can't be read.
+            CorpusError: the file can't be read.
         """
         with self._explained(), self._open_stored() as stored:
             while block := stored.read(_BLOCK_BYTES):

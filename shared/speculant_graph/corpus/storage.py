@@ -14,14 +14,14 @@ from speculant_graph.errors import CorpusError
 _ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
 _MAGIC = re.compile(r"[*?[]")
 EXTRA = "storage"
-"""Name of the extra with the packages for such addresses."""
+"""Name of the extra that installs the packages for storage addresses."""
 
 
 def address_of(path: Path) -> str | None:
     """Return the address that a path stands for, in fsspec's form; None if it is a path on this machine.
 
-    A path turns the two slashes of an address into one. No local file has such a name by chance, so settings can stay
-    paths.
+    ``Path`` turns the two slashes of an address into one. No local file has such a name by chance, so settings with
+    addresses can have the type ``Path``.
     """
     found = _ADDRESS.fullmatch(str(path))
     if found is None:
@@ -31,11 +31,11 @@ def address_of(path: Path) -> str | None:
 
 
 def find_stored(address: str, is_text: Callable[[Path], bool]) -> list[tuple[Path, bool]]:
-    """Return the files that an address names, sorted, and for each whether the address names it directly.
+    """Return the files that an address names, sorted. The flag of a file is True if the address names it directly.
 
     Args:
-        address: address of a file, of a folder, which is searched with all its subfolders, or a pattern.
-        is_text: returns whether to take a file of a folder.
+        address: address of a file or a folder, or a pattern. A folder is searched with all its subfolders.
+        is_text: returns whether to include a file that was found in a folder.
 
     Raises:
         CorpusError: there is no file, it can't be read, or a package for such addresses is not installed.

@@ -20,7 +20,7 @@ from speculant_graph.errors import CorpusError, GraphError
 from speculant_graph.machine import num_cores
 
 DOCUMENT_SEPARATOR = 0xFFFF_FFFF
-"""Separates documents in a stream; no tokenizer has this id."""
+"""Id that separates documents in a stream; no tokenizer has this id."""
 _SEPARATOR = np.array([DOCUMENT_SEPARATOR], np.uint32)
 
 # Small pieces keep all cores busy to the end of a batch.
@@ -52,25 +52,25 @@ class EncodedPart:
     """A part of a token stream."""
 
     token_ids: NDArray[np.uint32]
-    """The ids, shape ``[num_ids]``, with the separators between its documents and before the first."""
+    """The ids, shape ``[num_ids]``, including separators between the documents and before the first one."""
     num_separators: int
     """Number of ids that are separators, not tokens."""
     num_documents: int
-    """Number of documents that begin in it."""
+    """Number of documents that begin in this part."""
     num_bytes: int
-    """Number of bytes of files read for it."""
+    """Number of file bytes that were read for this part."""
     files: tuple[CorpusFile, ...]
-    """Files that end in it."""
+    """Files that end in this part."""
 
 
 Encode = Callable[[CorpusTokenizer, Sequence[Source], GraphConfig], Iterator[EncodedPart]]
-"""Encodes checked files, and yields the parts of their stream in order."""
+"""Function that encodes checked files, and yields the parts of their stream in order."""
 
 
 def encode_sources(
     tokenizer: CorpusTokenizer, sources: Sequence[Source], config: GraphConfig, jobs: int = 0
 ) -> Iterator[EncodedPart]:
-    """Read and encode files, a batch at a time: an :data:`Encode`.
+    """Read and encode files, a batch at a time; this function is an :data:`Encode`.
 
     Args:
         tokenizer: encodes the texts.
@@ -106,7 +106,7 @@ def write_token_stream(
     Each text is wrapped in the tokenizer's BOS and EOS tokens, if it has them; token ids are used unchanged. Empty
     documents are left out. The stream does not depend on ``chunk_size``.
 
-    About ``chunk_size`` characters per core are in memory at a time. Some inputs are whole in memory, at any size.
+    About ``chunk_size`` characters per core are in memory at a time. Some inputs are in memory as a whole, at any size.
     These are a text without a position to cut at, such as one huge line of base64; a JSON record; a PDF, both its file
     and its text; and every document if the tokenizer's texts can't be cut (:attr:`CorpusTokenizer.is_cuttable`).
 
@@ -177,9 +177,9 @@ class _Batch:
     size: int = 0
     """Number of characters and ids."""
     num_separators: int = 0
-    """Ids that do not count as tokens."""
+    """Number of separators, which do not count as tokens."""
     bytes_read: int = 0
-    """Number of bytes of files read when it was complete."""
+    """Number of file bytes that had been read when the batch was complete."""
 
     def add(self, item: str | NDArray[np.uint32]) -> None:
         """Append a text, or ids of shape ``[num_ids]``."""
@@ -206,7 +206,7 @@ class _Corpus:
         return np.concatenate(parts) if parts else np.empty(0, np.uint32)
 
     def batches(self, sources: Iterable[Source]) -> Iterator[_Batch]:
-        """Read files, in order."""
+        """Yield the batches of all files, in order."""
         finished_bytes = 0
         on_bad_record = _leave_out if self._config.on_error == "skip" else None
         for source in sources:
@@ -251,7 +251,7 @@ class _Corpus:
 
 
 def _leave_out(_: RecordError) -> None:
-    """Do nothing, because the check has recorded the bad record."""
+    """Leave out a bad record; the check has already recorded it."""
 
 
 def items_of(

@@ -13,10 +13,10 @@ from speculant_graph.corpus.source import UTF_8, Source
 from speculant_graph.corpus.tokenize import CUT
 
 TASK_BYTES = 16_000_000
-"""Approximate bytes of a task. Tokenising them takes some seconds, so little work is lost if a worker dies."""
+"""Approximate bytes of a task. Tokenising so many takes some seconds, so little work is lost if a worker dies."""
 _WINDOW_BYTES = 1 << 18
 _CONTEXT = 8
-"""Characters at the start of a window without a cut: the first bytes may be a partial character."""
+"""Number of characters at the start of a window where no cut is made; the first bytes may be a partial character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +24,9 @@ class Task:
     """Files that are encoded together, or a part of one file."""
 
     sources: tuple[Source, ...]
-    """The files; one source if it is a part of a file."""
+    """The files; a single source if the task is a part of a file."""
     completes: Source | None = None
-    """The file if it has several parts and this is the last one; else None."""
+    """The whole file, if this task is the last of several parts of it; else None."""
 
 
 def divide_corpus(sources: Sequence[Source], is_cuttable: bool, task_bytes: int = TASK_BYTES) -> Iterator[Task]:
@@ -65,7 +65,7 @@ def divide_corpus(sources: Sequence[Source], is_cuttable: bool, task_bytes: int 
 
 
 def _borders(source: Source, size: int, is_cuttable: bool, task_bytes: int) -> Iterator[int]:
-    """Yield the byte offsets at which a file is divided; none if it is small or can't be divided."""
+    """Yield the byte offsets at which a file is divided, but none if it is small or can't be divided."""
     is_text = source.format == "text" and is_cuttable
     if not (is_text or source.format == "lines") or source.is_packed or source.encoding != UTF_8:
         return

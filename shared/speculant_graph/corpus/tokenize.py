@@ -155,7 +155,7 @@ def encode_texts(
 
 
 class CorpusTokenizer:
-    """A tokenizer of corpora. It adds no special tokens, and parses special tokens in a text only on request."""
+    """A tokenizer for corpora. It adds no special tokens, and parses special tokens in a text only on request."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class CorpusTokenizer:
         revision: str = "",
         special_tokens: SpecialTokensName = "text",
     ) -> None:
-        """Take a tokenizer object and change its treatment of special tokens.
+        """Wrap a tokenizer object, and change its treatment of special tokens.
 
         Args:
             name: the name that it was loaded by.
@@ -186,7 +186,7 @@ class CorpusTokenizer:
         self.fingerprint = fingerprint_of(name, tokenizer)
 
     def __reduce__(self) -> tuple[Callable[..., CorpusTokenizer], tuple[Any, ...]]:
-        """Return the constructor and arguments for another process."""
+        """Return the constructor and arguments with which another process makes a copy."""
         special_tokens = "text" if self._tokenizer.encode_special_tokens else "parse"
         name = self.fingerprint.name
         return CorpusTokenizer, (name, self._tokenizer, self.bos_id, self.eos_id, self.revision, special_tokens)
@@ -195,13 +195,13 @@ class CorpusTokenizer:
     def load(
         cls, name_or_folder: str | Path, hf_token: str | None = None, special_tokens: SpecialTokensName = "text"
     ) -> CorpusTokenizer:
-        """Load a tokenizer from a folder with ``tokenizer.json``, ``~`` expanded, or by its name on the hub.
+        """Load a tokenizer by its name on the hub, or from a folder with ``tokenizer.json``; ``~`` is expanded.
 
         Args:
             name_or_folder: folder or name.
-            hf_token: access token, if it is gated on the hub.
-            special_tokens: how special tokens spelled out in a text are read. "parse" saves a copy of the vocabulary if
-                the caller encodes only prompts.
+            hf_token: access token, if the tokenizer is gated on the hub.
+            special_tokens: how special tokens spelled out in a text are read. "parse" avoids a copy of the vocabulary
+                if the caller encodes only prompts.
 
         Raises:
             ConfigError: there is no such tokenizer, or access to it is refused.
@@ -232,7 +232,7 @@ class CorpusTokenizer:
         return cls(name, tokenizer, bos_id, eos_id, revision, special_tokens)
 
     def require(self, expected: Fingerprint) -> None:
-        """Refuse a graph with another tokenizer.
+        """Refuse a graph that was built with another tokenizer.
 
         Raises:
             TokenizerMismatchError: the fingerprints differ.
@@ -268,7 +268,7 @@ class CorpusTokenizer:
         """Whether texts may be encoded in the pieces of :func:`cut_text`.
 
         False for tokenizers that treat spaces as part of running text (SentencePiece), and for tokenizers with added
-        tokens that a cut could change. These encode whole documents.
+        tokens that a cut could change. Such tokenizers encode whole documents.
         """
         for token in self._tokenizer.get_added_tokens_decoder().values():
             is_text = token.special and self._tokenizer.encode_special_tokens
@@ -290,9 +290,8 @@ def may_be_cut(token: str) -> bool:
 def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
     """Cut a text into non-empty pieces whose token ids, concatenated, are those of the whole text.
 
-    Pieces end at positions where GPT-style tokenizers always separate words (:attr:`CorpusTokenizer.is_cuttable` is
-    true for them). They have at least ``chunk_size`` characters, except the last piece, and more if the text has no
-    such position.
+    Pieces end where GPT-style tokenizers always separate words; :attr:`CorpusTokenizer.is_cuttable` is true for these.
+    A piece has at least ``chunk_size`` characters, or more up to the next such position; the last may be shorter.
 
     Args:
         texts: the text in blocks of any size.
@@ -332,7 +331,7 @@ def local_tokenizer(expected: Fingerprint, beside: Path | None = None) -> Corpus
 
     Raises:
         ConfigError: the tokenizer is not on this machine, or can't be read.
-        TokenizerMismatchError: another tokenizer has taken its place.
+        TokenizerMismatchError: a different tokenizer was found by that name.
         ModuleNotFoundError: the extra ``build`` is not installed.
     """
     if beside is not None:
@@ -353,7 +352,7 @@ def local_tokenizer(expected: Fingerprint, beside: Path | None = None) -> Corpus
 def lazy_decode(expected: Fingerprint) -> Callable[[Sequence[int]], str]:
     """Return a function that decodes with a graph's tokenizer; :func:`local_tokenizer` loads it at the first call.
 
-    If that fails, all texts are empty, after one warning.
+    If that fails, the function logs one warning and returns empty texts.
     """
 
     @cache

@@ -19,7 +19,7 @@ from speculant_graph.types import Draft, TokenId
 
 
 class DraftGenerator:
-    """Drafts from one graph; threads may share it."""
+    """Drafts from one graph. Threads may share a generator."""
 
     def __init__(
         self, graph: NgramGraph, config: DraftConfig | None = None, tokenizer: CorpusTokenizer | None = None
@@ -52,7 +52,7 @@ class DraftGenerator:
         Args:
             path: the file.
             config: drafting settings, and the defaults of :meth:`generate`.
-            hf_token: access token, if the graph's tokenizer is a gated one on the hub.
+            hf_token: access token, if the graph's tokenizer is gated on the hub.
 
         Raises:
             GraphFileError: the file can't be read.
@@ -80,7 +80,7 @@ class DraftGenerator:
             ConfigError: the strategy needs more than a graph, or the tokenizer for a text prompt can't be loaded.
             DraftRequestError: there is no such strategy, k is out of its bounds, or the prompt is neither text nor
                 token ids of the graph's vocabulary.
-            TokenizerMismatchError: the tokenizer with the graph's tokenizer name is not the one that built the graph.
+            TokenizerMismatchError: the tokenizer found by the name in the graph is not the one that built the graph.
         """
         context = self._encoded(prompt) if isinstance(prompt, str) else self._known(prompt)
         configured = self.config.strategy if "strategy" in self.config.model_fields_set else "greedy"
@@ -95,14 +95,14 @@ class DraftGenerator:
         position: int | None = None,
         options: DraftOptions = DEFAULT_OPTIONS,
     ) -> Draft:
-        """Draft up to k tokens that may follow ``context``; a pure function of its arguments and the configuration.
+        """Draft up to k tokens that may follow ``context``, depending only on the arguments and the configuration.
 
         ``greedy`` and ``sampling`` start from the longest context in the graph. A window of this order slides over the
         drafted tokens. If the graph does not know the window, they search again for the longest known context. The
         other strategies also draft from ``context`` itself.
 
         Args:
-            context: at least the last N tokens of the sequence, or all of them if there are fewer.
+            context: at least the last ``graph.max_order`` tokens of the sequence, or all tokens if there are fewer.
             k: maximum number of tokens to draft, 0 to 2,048.
             strategy: ``greedy`` takes the most probable successor, the lowest id among equals; ``sampling`` draws from
                 the distribution of successors and returns it.

@@ -16,7 +16,7 @@ from speculant_graph.errors import ConfigError
 from speculant_graph.graph.layout import UInt32Array
 
 FORMAT = 1
-"""Version of the tables."""
+"""Version of the database format."""
 ID_BYTES = 4
 
 _TABLES = f"""
@@ -33,10 +33,10 @@ DELETE FROM texts WHERE id < (
 )
 """
 _PATIENCE_S = 1.0
-"""Seconds to wait for another process that has locked the database: a backup, or another sidecar."""
+"""Seconds to wait for another process that has locked the database, such as a backup or another sidecar."""
 _SEPARATOR = np.array([DOCUMENT_SEPARATOR], "<u4").tobytes()
 _HIGHEST_ID = 1 << 62
-"""Ids are milliseconds, so an id this high means damage; later ids would soon exceed 64 bits."""
+"""Ids are milliseconds, so an id of this size or more means damage. Ids after it would soon exceed 64 bits."""
 
 
 class Database:
@@ -60,15 +60,15 @@ class Database:
 
         Args:
             path: its file.
-            max_tokens: maximum number of tokens that :meth:`texts` returns, from the newest texts.
+            max_tokens: maximum number of tokens that :meth:`texts` returns; it prefers the newest texts.
             is_exclusive: whether to exclude other processes.
             kept_tokens: number of tokens to keep; the oldest are removed first. None: ``max_tokens``.
-            last_id: new texts get higher ids.
+            last_id: highest id used so far; new texts get higher ids.
 
         Raises:
             ConfigError: the database has another format.
-            sqlite3.Error: it can't be opened, is damaged, or in use.
-            OSError: it can't be created.
+            sqlite3.Error: the database can't be opened, is damaged, or is in use.
+            OSError: the database can't be created.
         """
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite gives the files next to it the same mode
         self._max_bytes = max_tokens * ID_BYTES
@@ -109,7 +109,7 @@ class Database:
             self._num_bytes = self._counted()
 
     def texts(self) -> list[bytes]:
-        """Return the newest texts, at most ``max_tokens``, oldest first; the first may be truncated at its start."""
+        """Return the newest texts, with at most ``max_tokens`` tokens, oldest first. The first may lack its start."""
         found: list[bytes] = []
         capacity = self._max_bytes
         for (text,) in self._connection.execute("SELECT CAST(token_ids AS BLOB) FROM texts ORDER BY id DESC"):
@@ -146,7 +146,7 @@ class Database:
         self._connection.execute("INSERT OR REPLACE INTO states VALUES (?, ?)", (name, content))
 
     def get(self, name: str) -> bytes | None:
-        """Return the state of a name; None if there is none."""
+        """Return the state with a name; None if there is none."""
         row = self._connection.execute("SELECT CAST(content AS BLOB) FROM states WHERE name = ?", (name,)).fetchone()
         return None if row is None else row[0]
 
@@ -155,7 +155,7 @@ class Database:
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        """Write all changes to disk and close it."""
+        """Write all changes to disk and close the database."""
         self._connection.close()
 
     def _counted(self) -> int:
@@ -178,7 +178,7 @@ def write_documents(
     Args:
         file: the output.
         rows: texts with their ids.
-        vocabulary_size: ids at or above it come only from damage; a text is split at them.
+        vocabulary_size: ids at or above this number come only from damage, and a text is split at them.
 
     Returns:
         First and last id of the rows, and the numbers of written tokens and documents.

@@ -1,4 +1,4 @@
-"""Runs folds as processes, one at a time, and reports the end of each."""
+"""Runs folds, which turn learned text into graph files, as processes, one at a time, and reports the end of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from speculant_graph.draft.learning.layers import HIDDEN, Layer
 from speculant_graph.types import Fingerprint
 
 DAMAGED = 3
-"""Exit status of the process: an older file is damaged; the file ``damaged`` names it."""
+"""Exit status of a fold's process that found a damaged older graph file; the file ``damaged`` contains its path."""
 _MODULE = "speculant_graph.draft.learning.fold_worker"
 _NOT_STARTED = 127  # as shells report it
 _ONE_AT_A_TIME = threading.Lock()  # a sidecar has a store for every graph
@@ -29,7 +29,8 @@ class FoldJob:
     """The work of one fold."""
 
     folder: str
-    """The fold's folder. It contains the text, ``tokens``, and after the fold the graph, ``graph``."""
+    """The fold's folder. It contains the text in the file ``tokens`` and, after the fold, the graph in the file
+    ``graph``."""
     num_documents: int
     """Number of documents in the text; separators are between them."""
     tokenizer: Fingerprint
@@ -61,7 +62,7 @@ class FoldJob:
 
     @property
     def damaged(self) -> Path:
-        """File with the path of a damaged older file."""
+        """File that contains the path of a damaged older graph file."""
         return Path(self.folder) / "damaged"
 
 
@@ -72,15 +73,15 @@ class Fold:
     name: str
     """Name of the tenant's files."""
     job: FoldJob
-    """The work of the process."""
+    """The job of the fold's process."""
     first: int
-    """Lowest id of the rows."""
+    """Lowest id of the rows to fold."""
     last: int
-    """Highest id of the rows."""
+    """Highest id of the rows to fold."""
     num_tokens: int
-    """Number of tokens in the rows."""
+    """Number of tokens in the rows to fold."""
     older: tuple[Layer, ...]
-    """The graph files that it merges."""
+    """The older graph files that the fold merges."""
     process: subprocess.Popen[bytes] | None = None
     is_cancelled: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -98,7 +99,7 @@ def hidden_folder(folder: Path) -> Path:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file; an ``opener`` of :func:`open`. Only this user can access a new file, whatever the umask."""
+    """Open a file, as the ``opener`` of :func:`open`. Only this user can access a new file, whatever the umask."""
     return os.open(path, flags, 0o600)
 
 
@@ -107,14 +108,14 @@ def run(fold: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
 
     Args:
         fold: the fold.
-        on_end: called in a thread with the fold, the exit status and the duration in seconds; never after
+        on_end: called in a thread with the fold, the exit status and the duration in seconds. It is never called after
             :func:`cancel`.
     """
     threading.Thread(target=_run, args=(fold, on_end), name="fold", daemon=True).start()
 
 
 def cancel(fold: Fold) -> None:
-    """Kill the process of a fold; it has ended when this returns."""
+    """Kill the process of a fold, and wait until it has ended."""
     with fold.lock:
         fold.is_cancelled = True
         if fold.process is not None:

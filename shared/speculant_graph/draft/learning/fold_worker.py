@@ -1,7 +1,7 @@
 """The process of a fold: ``python -m speculant_graph.draft.learning.fold_worker JOB`` counts text into a graph file.
 
-It reads and writes in its job's folder and reads older graph files. It ends with its parent, because then its standard
-input closes.
+It reads and writes in its job's folder and reads older graph files. It ends when its parent ends, because its standard
+input then closes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.ngrams import NgramGraph
 
 MAX_ORDER = 5
-"""Longest context in tokens: the default of graphs."""
+"""Longest context in tokens, as in graphs by default."""
 _MEMORY = 512_000_000
 _LOWEST_PRIORITY = 19
 

@@ -1,6 +1,6 @@
-"""Starts and finishes folds: publishes graph files, removes covered texts and files, forgets by age and size.
+"""Starts folds, publishes their graph files, removes the covered texts and files, and enforces age and size limits.
 
-Everything runs in the thread that owns the folder, except the fold itself (:mod:`.fold_process`). The head of
+Everything runs in the thread that owns the folder, except the fold itself (:mod:`.fold_process`). The docstring of
 :mod:`.layers` explains the invariants of files and rows.
 """
 
@@ -37,7 +37,7 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
 RETRY_S = 60.0
-"""Seconds between a failed fold and the tenant's next one."""
+"""Seconds between a failed fold and the tenant's next fold."""
 
 
 class Folding:
@@ -76,7 +76,7 @@ class Folding:
         self._fold: Fold | None = None
 
     def open(self, name: str) -> int:
-        """Read a tenant's graph files, and remove covered ones.
+        """Read a tenant's graph files, and remove each file that another file covers.
 
         Returns:
             The highest used id; new rows must have higher ids.
@@ -193,7 +193,7 @@ class Folding:
                 fold_process.run(self._fold, self._end_soon)
 
     def _prepared(self, name: str) -> Fold | None:
-        """Write the oldest text of a tenant to a new fold's folder; None if there is none."""
+        """Write a tenant's oldest text to a new folder, and return its fold; None if there is nothing to fold."""
         database = self._database_of(name)
         # The previous fold may have failed between publishing and removing, so the folder is read again.
         known = self._layers[name]

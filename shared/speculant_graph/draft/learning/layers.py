@@ -7,14 +7,14 @@
 4. A fold also merges existing files, newest first, while the next file has less than :data:`RATIO` times the tokens
    merged so far. So n folds leave about log8(n) + 1 files. The ratio is as large as 8 because a file costs more than a
    merge. A file makes every draft of the tenant a sixth to a third slower. A merge of a million tokens takes half a
-   second of an idle core, once. With 8, a token is written about seven times, and there are three files; with 2, three
-   times and six files.
+   second of an idle core, once. With a ratio of 8, a token is written about seven times, and there are three files.
+   With a ratio of 2, it is written three times, and there are six files.
 5. If tokens or days are limited, no file grows beyond half of the limit (:data:`SHARE`), because the oldest files are
    deleted whole.
 6. A fold works in a hidden folder, in a process that publishes nothing. If the process is killed, nothing changes.
 7. The owner of the folder publishes the result by one rename. The fold takes effect at this rename.
-8. Then the owner removes the covered rows (one transaction) and the covered files. If it is killed between these
-   steps, covered rows or files and hidden folders remain; opening the tenant removes them first.
+8. Then the owner removes the covered rows (one transaction) and the covered files. If the owner is killed between these
+   steps, covered rows or files and hidden folders remain. The next opening of the tenant removes them.
 9. So every text is in rows or in exactly one valid file. A file is valid if it can be read and no other file covers it.
 10. Forgetting a tenant ends its fold and removes its database and files, including the fold's hidden folder.
 """
@@ -31,9 +31,9 @@ from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.ngrams import NgramGraph
 
 RATIO = 8
-"""A fold merges a file that has less than this many times the tokens merged so far."""
+"""A fold merges the next file if it has less than this many times the tokens merged so far."""
 SHARE = 2
-"""One file has at most 1 / SHARE of the kept tokens or days."""
+"""One file has at most 1 / SHARE of the limit of tokens or days."""
 MS_PER_DAY = 86_400_000
 HIDDEN = ".fold-"
 """Name prefix of the folders of running folds."""
@@ -51,7 +51,7 @@ class Layer:
     last: int
     """The highest id of the covered rows."""
     num_tokens: int
-    """Number of tokens in these rows."""
+    """Number of tokens in the covered rows."""
     num_documents: int
     """Number of texts."""
     num_ngrams: int
@@ -64,7 +64,7 @@ class Layer:
         """Return the description of a file; None if its name is not that of a graph file.
 
         Raises:
-            GraphFileError: it can't be read.
+            GraphFileError: the file can't be read.
         """
         found = _NAME.fullmatch(path.name)
         if found is None or int(found[1]) > int(found[2]):
@@ -77,7 +77,7 @@ class Layer:
 
     @property
     def ids(self) -> tuple[int, int]:
-        """First and last id."""
+        """First and last id of the covered rows."""
         return self.first, self.last
 
 
@@ -128,7 +128,7 @@ def find_layers(folder: Path) -> Found:
 
 
 def close_in_time(rows: Iterable[tuple[int, bytes]], config: FoldConfig) -> Iterator[tuple[int, bytes]]:
-    """Yield the first rows that one file may contain if text is forgotten by age.
+    """Yield the oldest rows, as many as one file may contain under the age limit.
 
     Args:
         rows: ids and texts, oldest first.
@@ -190,5 +190,5 @@ def _longest_ms(config: FoldConfig) -> float:
 
 
 def oldest_ms(now_ms: int, config: FoldConfig) -> int:
-    """Return the lowest id to keep."""
+    """Return the lowest id that the age limit keeps."""
     return now_ms - round(config.max_days * MS_PER_DAY) if config.max_days else 0

@@ -1,10 +1,10 @@
 """The folder of learned text: one SQLite database for each tenant, and one for state that belongs to no tenant.
 
-Graph files of a tenant's older text (:mod:`.folding`) are in a folder of the same name.
+Graph files of a tenant's older text (:mod:`.folding`) are in a folder with the name of the tenant's database.
 
 One thread does all the work in order, so a caller waits for the disk only if it needs a result. A damaged database is
 renamed, and its tenant starts with an empty one. A change is committed to the write-ahead log, which survives the end
-of the process; :meth:`Database.sync` writes it to the disk itself.
+of the process. :meth:`Database.sync` forces all changes to the disk.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _Result = TypeVar("_Result")
 
 
 class LearnedFiles:
-    """Text learned with one tokenizer; only this process uses the folder until it is closed.
+    """A folder of text learned with one tokenizer. No other process can use it until this object is closed.
 
     Safe to use from several threads. After :meth:`close` every method except :meth:`close` raises a ``ConfigError``.
     Failed reads and writes are skipped; only the first failure in a row is logged.
@@ -73,9 +73,9 @@ class LearnedFiles:
             tokenizer: the tokenizer of the ids.
             max_tokens: number of tokens kept for each tenant; the oldest are removed first. With folds, the maximum
                 number that :meth:`load` returns.
-            fold: whether and when older text becomes graphs, and how much of them is kept.
-            on_graphs: called with the name of a tenant's files (:func:`name_of`) and its graphs, oldest first.
-                :meth:`announce` and every change of the graphs call it, in a thread of this object.
+            fold: settings that decide whether and when older text becomes graphs, and how much of the graphs is kept.
+            on_graphs: called with the name of a tenant's files (:func:`name_of`) and its graphs, oldest first. It is
+                called by :meth:`announce` and after every change of the graphs, in a thread of this object.
             on_fold: called in the same thread with the duration of every finished fold in seconds, and whether it
                 succeeded.
 
@@ -86,7 +86,7 @@ class LearnedFiles:
         self.folder = folder
         self.tokenizer = tokenizer
         self.is_closed = False
-        """Whether it refuses further work."""
+        """Whether this object is closed, so that it refuses further work."""
         self._max_tokens = max_tokens
         # With folds, only ``fold.max_tokens`` removes text; without that limit, use a number that no database reaches.
         self._kept_tokens = (fold.max_tokens or 1 << 40) if fold.enabled else max_tokens
@@ -123,10 +123,10 @@ class LearnedFiles:
         return bool(self._failing)
 
     def append(self, tenant: str, token_ids: NDArray[np.integer]) -> None:
-        """Queue a text, to be added after all others.
+        """Queue a text, which is added after all others.
 
         Args:
-            tenant: any text.
+            tenant: name of the tenant, which may be any text.
             token_ids: shape ``[n]``; if they exceed the budget, the last ones are kept.
         """
         content = token_ids[max(token_ids.size - self._kept_tokens, 0) :].astype("<i4").tobytes()
@@ -134,7 +134,7 @@ class LearnedFiles:
             self._submit(self._append, name_of(tenant), content)
 
     def load(self, tenant: str) -> list[Int64Array]:
-        """Return the newest texts of a tenant within the budget, oldest first; the first may be truncated at its start.
+        """Return a tenant's newest texts within the budget, oldest first. The first may lack its start.
 
         Invalid ids, which damage may produce, are replaced with -1.
         """
@@ -143,28 +143,28 @@ class LearnedFiles:
         return [np.where(token_ids < self.tokenizer.vocabulary_size, token_ids, -1) for token_ids in found]
 
     def announce(self, tenant: str) -> None:
-        """Call ``on_graphs`` with a tenant's graphs, and wait for it."""
+        """Call ``on_graphs`` with a tenant's graphs, and wait until it returns."""
         self._submit(self._announce, name_of(tenant)).result()
 
     def save_state(self, tenant: str | None, state: str, content: bytes) -> None:
-        """Queue the write of a state.
+        """Queue a state, to be written to the disk.
 
         Args:
-            tenant: its tenant. None: all tenants share the state, and it must not contain text.
+            tenant: the tenant of the state. None means that all tenants share the state, so it must not contain text.
             state: its name.
             content: its content, which :meth:`load_state` returns.
         """
         self._submit(self._use, "saving a state", name_of(tenant), lambda database: database.put(state, content))
 
     def load_state(self, tenant: str | None, state: str) -> bytes | None:
-        """Return a state, or None."""
+        """Return a saved state; None if there is none, or it can't be read."""
         return self._submit(self._read, name_of(tenant), lambda database: database.get(state)).result()
 
     def forget(self, tenant: str) -> None:
         """Remove all data of a tenant from the disk.
 
         Raises:
-            ConfigError: it can't be removed.
+            ConfigError: the data can't be removed.
         """
         try:
             self._submit(self._remove, name_of(tenant)).result()

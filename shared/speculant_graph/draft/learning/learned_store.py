@@ -36,16 +36,16 @@ MAX_TENANTS = 64
 """Maximum number of unused memories that stay loaded. Beyond it the least recently used one is dropped; its text is
 reloaded from the folder, if there is one."""
 _ROWS_INTERVAL_S = 30.0
-"""Seconds between routine saves of a tenant's rows: they take a few megabytes and change with every token."""
+"""Seconds between routine saves of a tenant's rows, which take a few megabytes and change with every token."""
 _IDLE_S = 30.0
-"""Seconds after a tenant's last sequence began or ended until its mapped graphs leave the resident memory. Mapping all
-pages of five million tokens again takes under 2 ms in total."""
+"""Seconds from the last start or end of a tenant's sequence until the tenant's mapped graphs leave the resident memory.
+Mapping all pages of five million tokens again takes under 2 ms in total."""
 _FORMAT = 1
 _MOST_VISITS = 1.01 / (1.0 - 0.9995)
-"""Upper bound of the visits in a row: weights decay by 0.9995 with every further visit."""
+"""Upper bound of the visits in a table row; their weights decay by the factor 0.9995 with every further visit."""
 
 _BINS_WITHOUT_NEURAL, _NUM_RANGES = 81_920, 20
-"""Number of bins in releases without neural models; number of probability ranges."""
+"""Number of calibration bins in releases without neural models, and number of probability ranges."""
 
 _Tables = TypeVar("_Tables")
 
@@ -58,11 +58,11 @@ class Memory:
         self.tenant = tenant
         self.core = LearnedMemory(max_tokens)
         self.rows_saved_s = -math.inf
-        """When its rows were last written to disk."""
+        """Time when the memory's rows were last written to disk."""
         self.graphs: tuple[NgramGraph, ...] = ()
-        """The graphs of its older text, newest last; the same object until they change."""
+        """The graphs of the tenant's older text, newest last. The tuple is the same object until the graphs change."""
         self.used_s = time.monotonic()
-        """When a sequence last began or ended; infinity if the graphs have left the resident memory since."""
+        """Time when a sequence last began or ended; infinity if the graphs have left the resident memory since."""
 
     def take_graphs(self, graphs: tuple[NgramGraph, ...]) -> None:
         """Set the graphs for sequences that start later; running sequences keep theirs."""
@@ -79,7 +79,7 @@ class Memory:
 
 
 class LearnedStore:
-    """The memories of all tenants, on disk too if there is a folder. Safe to use from several threads."""
+    """The memories of all tenants, which are also on disk if there is a folder. Safe to use from several threads."""
 
     def __init__(
         self,
@@ -94,10 +94,11 @@ class LearnedStore:
 
         Args:
             max_tokens: maximum number of tokens kept per tenant; the oldest are removed first. 0 keeps none.
-            folder: keeps text between processes; only one process at a time may use it. None keeps text only in memory.
+            folder: folder that keeps text between processes; only one process at a time may use it. None keeps text
+                only in memory.
             tokenizer: with a folder, the tokenizer of the ids.
             fold: whether the oldest text of a tenant becomes graph files in the folder; a memory then has at most
-                ``young_tokens``.
+                ``young_tokens`` tokens.
             on_fold: called in a thread of the store with the duration of every finished fold in seconds, and whether it
                 succeeded.
 
@@ -134,7 +135,7 @@ class LearnedStore:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all tenants in memory."""
+        """Number of tokens in memory, of all tenants."""
         with self._lock:
             return sum(min(len(memory.core), self._max_tokens) for memory in self._in_use.values())
 
@@ -175,7 +176,7 @@ class LearnedStore:
             return memory
 
     def graphs(self, tenant: str) -> tuple[NgramGraph, ...]:
-        """Return the graphs of a tenant's older text, newest last; the same object until they change.
+        """Return the graphs of a tenant's older text, newest last; the tuple is the same object until they change.
 
         Replaced files stay readable while their graphs are held, so a drafter may switch to the new graphs between any
         two steps.
@@ -221,7 +222,7 @@ class LearnedStore:
     def save(self, calibration: Calibration, *, is_routine: bool = False) -> None:
         """Write everything to disk, including the calibration; a routine save writes rows only occasionally.
 
-        Graphs of idle tenants leave the resident memory; see :meth:`Memory.release_pages_if_idle`.
+        This also removes the graphs of idle tenants from the resident memory; see :meth:`Memory.release_pages_if_idle`.
         """
         if self._files is None:
             return
@@ -271,7 +272,7 @@ def _loaded(load: Callable[[bytes], _Tables], saved: bytes | None) -> _Tables | 
 
 
 def save_calibration(calibration: Calibration) -> bytes:
-    """Return the tables as bytes."""
+    """Return the tables of a calibration as bytes."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, format=_FORMAT, escapes=calibration.weights, agreements=calibration.bins)
     return buffer.getvalue()
@@ -302,7 +303,7 @@ def load_calibration(saved: bytes) -> Calibration:
 
 
 def _widened(table: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return bins, widened if the previous release saved them: it had no neural contexts.
+    """Return saved bins, widened if they are from the previous release, which had no neural contexts.
 
     Args:
         table: the saved bins.
