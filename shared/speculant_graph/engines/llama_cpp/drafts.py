@@ -42,7 +42,7 @@ class SpeculantDraft:
         Args:
             model_path: the model's GGUF file; its tokenizer is compared with the graph's.
             most_drafted: maximum number of tokens to draft.
-            tokenizer: folder or hub name of the model's tokenizer, if the GGUF conversion changed the one in the file.
+            tokenizer: folder or hub name of the model's tokenizer; needed if the GGUF conversion changed the tokenizer.
             settings: fields of :class:`~speculant_graph.engines.factory.EngineSettings`; sections are dictionaries.
 
         Raises:
@@ -66,7 +66,7 @@ class SpeculantDraft:
         atexit.register(self.close)
 
     def __call__(self, input_ids: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
-        """Draft after a text.
+        """Return a draft that continues a text.
 
         Args:
             input_ids: all tokens so far, shape ``[length]``.
