@@ -12,7 +12,7 @@ def needed_for(purpose: str, extra: str) -> Iterator[None]:
 
     Args:
         purpose: the use of the module, such as "reading PDF files".
-        extra: the extra that installs the modules of this use.
+        extra: the extra that installs the needed modules.
 
     Raises:
         ModuleNotFoundError: an optional module is missing; the message has the command that installs it.

@@ -23,8 +23,8 @@ _NAME_BYTES = 200
 def workspace(output: Path) -> Iterator[Path]:
     """Make a hidden folder next to ``output`` in which to write it, and remove the folder at the end.
 
-    Only one process at a time may write ``output``: it holds a lock on the folder. Files of a killed process are
-    removed, too.
+    Only one process at a time may write ``output``; that process holds a lock on the folder. Files of a killed process
+    are removed, too.
 
     Raises:
         GraphFileError: another process is writing the same file, or the folder can't be created.

@@ -303,7 +303,7 @@ def _calibration_of(graphs: Sequence[NgramGraph]) -> _core.Calibration:
     """Return the calibration of the first graph.
 
     Calibration of the other graphs starts from scratch, because a graph's own calibration assumes that there is no
-    other graph. Loading it for every graph made drafts up to 0.6 % worse (docs/experiments.md, "layers").
+    other graph. Loading it for a second graph made drafts up to 0.6 % worse (docs/experiments.md, "layers").
     """
     if not graphs or not graphs[0].metadata.calibration:
         return first_calibration()

@@ -3,8 +3,8 @@
 A token is stored as its id plus 1 in ``bits`` bits; 0 means the end of the stream or of a document. Sorting keys word
 by word gives the lexicographic order of their n-grams, shorter ones first.
 
-A graph is the sum of its keys: every (N+1)-gram, plus shorter n-grams at the end of a document or whose continuations
-were pruned. So merge, update and pruning use the same code as a build to write records from keys.
+A graph is the sum of its keys: every (N+1)-gram, plus shorter n-grams that end a document or whose continuations were
+pruned. So merge, update and pruning use the same code as a build to write records from keys.
 """
 
 from __future__ import annotations

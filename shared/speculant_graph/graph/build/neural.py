@@ -15,9 +15,8 @@ from speculant_graph.graph.layout import UInt32Array
 MOST_POSITIONS = 2_500_000
 """Maximum number of training positions, which take about 23 s (9.3 µs each, on a shared core of an Intel Xeon)."""
 LARGE_CORPUS, MOST_OF_LARGE = 20_000_000, 1_200_000
-"""Number of tokens from which a corpus is large (about 90 MB of text), and maximum number of training positions for a
-large corpus. A build of that size takes 38 s without a model, so training takes at most a quarter of the build's
-time."""
+"""Size in tokens from which a corpus is large (about 90 MB of text), and the maximum number of training positions for
+it. A build of that size takes 38 s without a model, so training takes at most a quarter of the build's time."""
 PASSES = 4
 """Number of times that training uses every position of a small corpus."""
 
