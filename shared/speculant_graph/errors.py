@@ -42,15 +42,15 @@ class Answer(NamedTuple):
     """The servers' response to one kind of error."""
 
     grpc: str
-    """Name of gRPC's status code."""
+    """Name of the gRPC status code."""
     http: int
-    """Status of HTTP."""
+    """HTTP status code."""
     openai: str = "invalid_request_error"
-    """``type`` of OpenAI's APIs."""
+    """``type`` of an error in OpenAI's APIs."""
     anthropic: str = "invalid_request_error"
-    """``type`` of Anthropic's API."""
+    """``type`` of an error in Anthropic's API."""
     code: str | None = None
-    """``code`` of OpenAI's APIs."""
+    """``code`` of an error in OpenAI's APIs."""
 
 
 _UNAVAILABLE = Answer("UNAVAILABLE", 503, "server_error", "overloaded_error", "unavailable")
@@ -111,7 +111,7 @@ class SpeculantError(Exception):
         return self._texts[1].replace(_FIELD, self.field)
 
     def __str__(self) -> str:
-        """Return one line."""
+        """Return the error as one line."""
         return f"{self.message}; {self.fix}" if self.fix else self.message
 
     def renamed(self, field: str) -> Self:
@@ -146,7 +146,7 @@ class CorpusError(SpeculantError):
         self.problems = problems
 
     def __str__(self) -> str:
-        """Return one line."""
+        """Return the error as one line."""
         found = ": ".join(filter(None, (self.message, displayed("; ".join(self.problems)))))
         return f"{found}; {self.fix}" if self.fix else found
 
@@ -166,7 +166,7 @@ class TokenizerMismatchError(GraphError):
 
 
 class DraftRequestError(SpeculantError):
-    """A draft request breaks a rule of the wire."""
+    """A draft request breaks a rule of the wire protocol."""
 
     kind = "wrong_request"
 

@@ -25,7 +25,7 @@ class HelpFormatter(RawDescriptionHelpFormatter):
     def add_usage(
         self, usage: str | None, actions: Iterable[Action], groups: Iterable[Any], prefix: str | None = None
     ) -> None:
-        """Omit the flags: there are many, and the help lists them below."""
+        """Omit the flags from the usage: there are many, and the help lists them below."""
         super().add_usage(usage, [action for action in actions if not action.option_strings], (), prefix)
 
     def _format_usage(

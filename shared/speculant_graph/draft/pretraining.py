@@ -45,7 +45,7 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, mode
 
     Args:
         stream: file of little-endian 32-bit token ids, with document separators if there are boundaries. Temporary
-            files are written to its folder.
+            files are written to the folder of this file.
         metadata: metadata of the stream's graph; only tokenizer, largest order and number of tokens are used.
         memory: memory limit in bytes.
         jobs: threads.

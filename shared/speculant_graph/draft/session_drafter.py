@@ -192,7 +192,7 @@ class SessionDrafter:
         """Draft for a batch; the drafts are in the order of the steps.
 
         Args:
-            steps: one step per sequence. Its ``token_ids`` are the whole sequence; new tokens are accepted before
+            steps: one step per sequence. A step's ``token_ids`` are the whole sequence; new tokens are accepted before
                 drafting, and learned after it. Empty ``token_ids`` add no tokens.
             options: defaults of the options that a step does not set.
             max_support: maximum total number of entries in the distributions of steps with equal options; a draft ends
@@ -303,7 +303,8 @@ def _calibration_of(graphs: Sequence[NgramGraph]) -> _core.Calibration:
     """Return the calibration of the first graph.
 
     Calibration of the other graphs starts from scratch, because a graph's own calibration assumes that there is no
-    other graph. Loading it for a second graph made drafts up to 0.6 % worse (docs/experiments.md, "layers").
+    other graph. Loading the calibration of a second graph made drafts up to 0.6 % worse (docs/experiments.md,
+    "layers").
     """
     if not graphs or not graphs[0].metadata.calibration:
         return first_calibration()

@@ -47,7 +47,7 @@ class EngineCounts:
     drafted_steps: int = 0
     """Number of batches for which drafts were requested."""
     neural_steps: int = 0
-    """Number of drafted batches that could use the graph's neural model and the mixer. A batch uses them only while
+    """Number of drafted batches that could use the graph's neural model and the mixer, which drafts use only while
     their gain exceeds their cost."""
     offered_tokens: int = 0
     """Number of drafted tokens passed to the engine."""
@@ -102,7 +102,7 @@ class EngineSessions:
                 cost.
         """
         self.counts = EngineCounts()
-        """Counts so far."""
+        """Counts of the drafts so far."""
         self._drafter, self._most, self._vocabulary_size = drafter, most_drafted, vocabulary_size
         self._budget = None if cost is None else StepBudget(cost, is_cost_known=False)
         self._choice = NeuralChoice() if has_neural else None
@@ -140,8 +140,8 @@ class EngineSessions:
         """Draft for a batch.
 
         Args:
-            texts: token ids so far of every sequence that the next pass decodes. Sequences that are missing here have
-                ended. 32-bit arrays are read without a copy.
+            texts: token ids so far of every sequence that the next pass decodes. Sequences that are missing from
+                ``texts`` have ended. 32-bit arrays are read without a copy.
             capacities: maximum number of drafted tokens per row.
             request_ids: request id per row, if the engine provides ids; sequences are then recognised by their ids, not
                 by their texts.

@@ -93,7 +93,7 @@ def open_sessions(
     Raises:
         ConfigError: a setting is wrong.
         GraphFileError: a graph can't be read.
-        TokenizerMismatchError: a graph, here or in the sidecar, was built with another tokenizer.
+        TokenizerMismatchError: a graph, in this process or in the sidecar, was built with another tokenizer.
     """
     if not isinstance(most_drafted, int) or most_drafted < 1:
         raise ConfigError(f"can't draft up to {most_drafted!r} tokens; give a whole number of 1 or more")

@@ -47,7 +47,7 @@ class SpeculantProposer:
         Raises:
             ConfigError: a setting is wrong, or the tokenizer can't be read.
             GraphFileError: the graph can't be read.
-            TokenizerMismatchError: the graph was built with another tokenizer than the model's.
+            TokenizerMismatchError: the graph was built with a tokenizer other than the model's.
         """
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
         self._max_length = int(vllm_config.model_config.max_model_len)
@@ -107,7 +107,7 @@ def check_config(vllm_config: Any) -> None:
     Raises:
         ConfigError: a setting is wrong, drafts would be longer than vLLM allows, or the tokenizer can't be read.
         GraphFileError: the graph can't be read.
-        TokenizerMismatchError: the graph was built with another tokenizer than the model's.
+        TokenizerMismatchError: the graph was built with a tokenizer other than the model's.
     """
     settings = _settings_of(vllm_config)
     if settings.graph_path:
@@ -156,7 +156,7 @@ def open_for_worker(vllm_config: Any, *, has_fixed_width: bool = False) -> Engin
     Raises:
         ConfigError: a setting is wrong, or the tokenizer can't be read.
         GraphFileError: the graph can't be read.
-        TokenizerMismatchError: the graph was built with another tokenizer than the model's.
+        TokenizerMismatchError: the graph was built with a tokenizer other than the model's.
     """
     from vllm.distributed import get_tensor_model_parallel_rank, model_parallel_is_initialized
 

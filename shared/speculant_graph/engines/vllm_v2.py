@@ -168,8 +168,9 @@ class Speculator:
     ) -> torch.Tensor:
         """Return drafts, int64 ``[rows, k]`` on the device, after the launched pass has ended.
 
-        Two of vLLM's ``args`` are used; both are tensors on the device. The fifth is the number of tokens that the pass
-        added to each row, int32 ``[rows]``. The seventh is the last token of each slot, int64 ``[slots, 1]``.
+        Two of vLLM's ``args`` are used; both are tensors on the device. The fifth argument is the number of tokens that
+        the pass added to each row, int32 ``[rows]``. The seventh argument is the last token of each slot, int64
+        ``[slots, 1]``.
         """
         drafts = self._parts[count := int(input_batch.num_reqs)][0]
         if dummy_run:
@@ -216,7 +217,7 @@ class Speculator:
         self.draft_token_confidence_probs[:count].copy_(self._chances[:count], non_blocking=True)
 
     def _grown(self, batch: Any, row: int, text: _Text | None, num_added: int, last: int) -> _Text:
-        """Return the text of a row with the tokens that the pass added."""
+        """Return the text of a row, extended by the tokens that the pass added."""
         if text is not None:
             text.tokens.extend([*text.drafted[: num_added - 1], last])
             return text

@@ -13,9 +13,9 @@ level L <= N also represents a context of order L, and its children are the cont
 
 One block contains these arrays in this order, each aligned to 64 bytes.
 
-``cumulative`` is the running total of counts in the level: a record's count is the difference to the next record.
+``cumulative`` is the running total of counts in the level: a record's count is the next record's total minus its own.
 ``child`` is the index of the first child; the row of children ends at the next record's first child. ``link`` is the
-index of the n-gram without its first token, one level up. ``best`` is the offset of the most frequent child in the row
+index of the n-gram without its first token, in level L-1. ``best`` is the offset of the most frequent child in the row
 of children, with all bits set if the offset does not fit. Every level ends with one extra record.
 """
 
@@ -35,7 +35,7 @@ Int64Array = NDArray[np.int64]
 TOKEN_BITS = 21
 TOKEN_MASK = (1 << TOKEN_BITS) - 1
 MAX_VOCABULARY = TOKEN_MASK
-"""Upper bound of token ids: 21 bits store the id, and the keys of a build store the id plus 1."""
+"""Exclusive upper bound of token ids: an id is stored in 21 bits, and the keys of a build store the id plus 1."""
 MAX_NODES = 2**32 - 2
 """Maximum number of tokens in a corpus, and of n-grams in a level, because counts and indices have 32 bits."""
 

@@ -31,9 +31,9 @@ class GraphMetadata:
     format_version: int
     """Version of the file format."""
     tokenizer: Fingerprint
-    """Tokenizer of the corpus; the verifier must use the same."""
+    """Tokenizer of the corpus; the verifier must use the same tokenizer."""
     tokenizer_revision: str
-    """Commit of the tokenizer on the hub; empty if it came from a folder."""
+    """Commit of the tokenizer on the hub; empty if the tokenizer came from a folder."""
     max_order: Annotated[int, Field(ge=1, le=10)]
     """Longest context N, in tokens."""
     num_tokens: Annotated[int, Field(ge=1)]
@@ -43,15 +43,15 @@ class GraphMetadata:
     document_boundaries: bool
     """True if no n-gram crosses from one document into the next."""
     min_count: Annotated[int, Field(ge=1)]
-    """Minimum count in pruning: n-grams with lower counts were removed. 1 without pruning."""
+    """N-grams with counts below this number were pruned; the number is 1 if none were pruned."""
     nodes_per_level: tuple[_Number, ...]
     """Numbers of distinct n-grams of 1 to N+1 tokens."""
     contexts_per_order: tuple[_Number, ...]
     """Numbers of distinct contexts with a successor, for orders 1 to N."""
     head_token_ids: tuple[TokenId, ...]
-    """The first N tokens; a merge needs them for n-grams across the boundary if another graph comes first."""
+    """First N tokens of the corpus; a merge needs them for n-grams across the boundary if another graph comes first."""
     tail_token_ids: tuple[TokenId, ...]
-    """The last N tokens; a merge needs them for n-grams across the boundary if another graph follows."""
+    """Last N tokens of the corpus; a merge needs them for n-grams across the boundary if another graph follows."""
     built_at: str
     """Time of the build, ISO 8601, UTC."""
     build_seconds: float

@@ -55,9 +55,9 @@ class NgramDiGraph(_DiGraph):
 
         Args:
             graph: the graph.
-            decode: converts token ids to text, for the attribute ``text``. None uses the graph's tokenizer, which is
-                loaded at the first access to a token and never downloaded. If the tokenizer is not on this machine, the
-                text is empty.
+            decode: function that converts token ids to text, for the attribute ``text``. None uses the graph's
+                tokenizer, which is loaded at the first access to a token and never downloaded. If the tokenizer is not
+                on this machine, the text is empty.
         """
         super().__init__()
         metadata = graph.metadata

@@ -114,7 +114,7 @@ class NgramGraph:
         """Open a graph file; its arrays stay on disk, mapped read-only, and all processes share them.
 
         An untrusted file is safe to open: it is not unpickled, no code in it runs, and lookups check every index that
-        they read from it. To publish a new graph, rename its file; never write into an open file.
+        they read from it. To publish a new graph, rename its file to this path; never write into an open file.
 
         Args:
             path: the file, written by :meth:`save`, by a build, or by ``pickle.dump(graph, file, protocol=5)``.
@@ -127,7 +127,7 @@ class NgramGraph:
         return cls(*read_graph(path, verify=verify, complete=complete))
 
     def save(self, path: str | Path) -> None:
-        """Write a graph file atomically; it replaces an existing file.
+        """Write a graph file, and atomically replace an existing file.
 
         Raises:
             GraphFileError: the file can't be written.
@@ -227,7 +227,7 @@ class NgramGraph:
         """Yield all contexts of one order that have successors, in lexicographic order.
 
         Raises:
-            GraphError: there is no such order.
+            GraphError: the graph has no contexts of this order.
         """
         if not 0 < _whole(order, "order") <= self.max_order:
             raise GraphError(f"contexts have 1 to {self.max_order} tokens, not {order}; use an order in this range")

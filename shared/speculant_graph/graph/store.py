@@ -12,7 +12,7 @@ in one byte). So ``pickle.load`` makes this call:
     BINBYTES or, from 4 GiB, 8    the block of arrays, at a multiple of 64 bytes, outside of a frame
     FRAME TUPLE3 REDUCE STOP      and a MEMOIZE after every value
 
-A pickle is a program, and anyone may have written the file. The reader does not run it. Instead, the reader lets
+A pickle is a program, and anyone may have written the file. The reader does not run this program. Instead, it lets
 CPython's pickler write the bytes that must surround text and block, and refuses a file with any other bytes there.
 """
 

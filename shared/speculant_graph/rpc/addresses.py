@@ -76,7 +76,7 @@ def lasting_name(address: str) -> str:
     """Return ``name:port`` for an IP address and port, because a pod's name outlasts its IP address. May block.
 
     Args:
-        address: ``host:port``. It is returned unchanged if the host is not an IP address, or is one without a name.
+        address: ``host:port``. It is returned unchanged if the host is not an IP address, or has no name.
     """
     host, _, port = address.rpartition(":")
     if _literal(host) is None:
@@ -92,8 +92,8 @@ def reachable_addresses(addresses: str) -> dict[str, str]:
     """Look up the addresses of a client's comma-separated list.
 
     Returns:
-        A dictionary from every address to the host name in the server's certificate, which is empty if the address
-        shows it. A name that can't be looked up counts as an address, so that connecting to it fails with the reason.
+        Every address, with the host name in the server's certificate. This name is empty if the address itself shows
+        it. A name that can't be looked up counts as an address, so that connecting to it fails with the reason.
 
     Raises:
         ConfigError: an address is malformed, or occurs twice.
@@ -211,7 +211,8 @@ def stays_local(address: str) -> bool:
 def host_stays_local(host: str) -> bool:
     """Return whether a connection to a host (a name, or an address with or without brackets) stays on this machine.
 
-    A name is resolved only if an environment variable names a proxy. A name is local if all of its addresses are.
+    A name is resolved only if an environment variable names a proxy. A name is local if all of its addresses are
+    loopback addresses.
     """
     if (found := _literal(host)) is not None:
         return found.is_loopback or found.is_unspecified

@@ -29,7 +29,7 @@ _NO_PROXY = (
 
 
 def message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Return the options of a channel or a server that limit its messages."""
+    """Return the options that limit the message size of a channel or a server."""
     return [
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -55,7 +55,7 @@ class Endpoint:
 
         Args:
             address: ``unix:///path`` or ``host:port``.
-            config: encryption and credentials, none by default; its own addresses are ignored. A Unix socket is never
+            config: encryption and credentials, none by default; the addresses in it are ignored. A Unix socket is never
                 encrypted.
             host_name: host name in the drafter's certificate; empty: the host in the address.
 

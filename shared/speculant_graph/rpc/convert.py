@@ -1,8 +1,8 @@
 """Converts the drafter's messages between bytes and our types; no other module does.
 
 The core reads and writes steps; protobuf handles all rarer messages. Every decoder checks that a message follows the
-specification of the wire. If not, it raises :class:`DraftRequestError` with a one-line reason. The caller checks values
-that depend on the graph (token ids of a request, graph names).
+specification of the wire protocol. If not, it raises :class:`DraftRequestError` with a one-line reason. The caller
+checks values that depend on the graph (token ids of a request, graph names).
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def decode_open_request(message: pb.OpenSessionRequest) -> OpenRequest:
     """Return the request in ``message``.
 
     Raises:
-        DraftRequestError: the request breaks a rule of the wire.
+        DraftRequestError: the request breaks a rule of the wire protocol.
     """
     if message.session_id == 0:
         raise DraftRequestError(
@@ -161,7 +161,7 @@ def encode_open_response(answer: OpenResponse) -> pb.OpenSessionResponse:
 
 
 def decode_open_response(message: pb.OpenSessionResponse) -> OpenResponse:
-    """Return the response to opening a session."""
+    """Return the response in ``message``."""
     tokenizer = Fingerprint(message.tokenizer_name, message.tokenizer_sha256.hex(), message.vocabulary_size)
     return OpenResponse(message.graph_generation, tokenizer, message.max_order, message.next_position)
 
@@ -202,7 +202,7 @@ def decode_step_answer(
 
     Raises:
         SpeculantError: the step failed, for the reason in the message.
-        DraftRequestError: the response breaks a rule of the wire. A decoded draft can be verified safely.
+        DraftRequestError: the response breaks a rule of the wire protocol. A decoded draft can be verified safely.
     """
     answer = read_answer(payload, is_enveloped, budgets, vocabulary_size, strategy)
     if isinstance(answer, bytes):

@@ -45,7 +45,7 @@ _ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
 """The client's error for each code; every other code means that the drafter is unavailable."""
 
 CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-"""Codes by their numbers in ``google.rpc.Code``, as in ``StepError.code``."""
+"""gRPC's codes by their numbers in ``google.rpc.Code``; ``StepError.code`` has such a number."""
 
 
 _NO_SERVER = re.compile(r"failed to connect to all addresses.*(Connection refused|No such file or directory)")

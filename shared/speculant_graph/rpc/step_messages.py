@@ -29,7 +29,7 @@ class SequenceStatus(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """Opens a session."""
+    """Request to open a session."""
 
     session_id: int
     """Id of the session, chosen by the client; not 0."""
@@ -45,7 +45,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class OpenResponse:
-    """Answers :class:`OpenRequest`."""
+    """Response to an :class:`OpenRequest`."""
 
     graph_generation: int
     """Generation of the graph that the session is pinned to."""

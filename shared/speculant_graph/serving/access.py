@@ -82,7 +82,7 @@ class Principal(BaseModel):
         """Return the tenant of a request: the named tenant, or the client's only tenant.
 
         Raises:
-            AccessError: the request names another client's tenant, or names none although the client has several.
+            AccessError: the request names another client's tenant, or names no tenant although the client has several.
         """
         if self.owns_tenant(tenant):
             return tenant
@@ -101,7 +101,7 @@ class Principal(BaseModel):
         If the name joins several layers by '+', the client must have access to all of them.
 
         Raises:
-            AccessError: the request names a graph that is not the client's, or names none although the client has
+            AccessError: the request names a graph that is not the client's, or names no graph although the client has
                 several.
         """
         if name and not all(map(self.may_use_graph, name.split("+"))):
@@ -188,7 +188,7 @@ class AccessPolicy:
         """Find the client of a call.
 
         A token takes precedence over the certificate, so that a valid certificate never makes a wrong token acceptable.
-        A client must present both if its entry has both.
+        A client whose entry has both a token and a certificate must present both.
 
         Args:
             authorization_header: value of the metadata ``authorization``: "Bearer" and the token.

@@ -179,7 +179,7 @@ class GrpcEndpoint:
         Args:
             access: the access settings, for warnings.
             credentials: TLS for TCP addresses; None serves them unencrypted. Unix sockets are never encrypted.
-            health_service: reports the served names.
+            health_service: reports the health of the served names.
             handlers: handlers of the service's methods.
             service_name: the service's name, for reflection.
             max_calls: maximum number of concurrent calls over one connection.

@@ -246,8 +246,7 @@ class AccessMiddleware:
             app: the application.
             rules: the rules to apply.
             read_policy: returns the current access policy.
-            refuse: makes the response to an error: a ``SpeculantError``, or any other error, which is an internal
-                failure.
+            refuse: makes the response to an error; any error but a ``SpeculantError`` is an internal failure.
             read_problem: returns why no client may call now; None if the server is ready.
             count_request: called with path and status of every finished request whose path has one of the prefixes.
         """

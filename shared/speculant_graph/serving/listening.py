@@ -126,7 +126,7 @@ def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
 
 
 def server_credentials(config: AccessConfig) -> grpc.ServerCredentials | None:
-    """Return the credentials of gRPC's TCP addresses; None if no certificate is set.
+    """Return the credentials for gRPC's TCP addresses; None if no certificate is set.
 
     With ``tls_client_ca``, only clients with a certificate from one of its authorities can connect.
 

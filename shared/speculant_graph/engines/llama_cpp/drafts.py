@@ -48,7 +48,7 @@ class SpeculantDraft:
         Raises:
             ConfigError: a setting is wrong, or the file can't be read.
             GraphFileError: the graph can't be read.
-            TokenizerMismatchError: the graph was built with another tokenizer than the model's.
+            TokenizerMismatchError: the graph was built with a tokenizer other than the model's.
             ModuleNotFoundError: the extra ``llama-cpp`` is not installed.
         """
         if tokenizer is None:

@@ -1,13 +1,13 @@
-"""Export of a graph as a lookup cache of llama.cpp, so that an unmodified ``llama-server`` drafts from it.
+"""Export of a graph as a lookup cache of llama.cpp, so that an unmodified ``llama-server`` drafts from the graph.
 
 llama.cpp finds the longest known context and drafts its most frequent successor, if this successor is frequent enough.
-The thresholds are fixed and accept short contexts with two occurrences, so most drafts from a whole graph would be
-wrong. Therefore the export selects the drafts: it writes a context only if the best successor is likely enough, and
-writes only this successor. It writes only the longest contexts, because drafts from shorter ones cost more than they
-gain (docs/engines.md).
+llama.cpp's thresholds are fixed and accept short contexts with two occurrences, so most drafts from a whole graph would
+be wrong. Therefore the export selects the drafts: it writes a context only if the best successor is likely enough, and
+writes only this successor. The export writes only the longest contexts, because drafts from shorter contexts cost more
+than they gain (docs/engines.md).
 
-The file has the format of ``common_ngram_cache_load`` in llama.cpp's ``common/ngram-cache.cpp``. It has no header. Each
-context has one record of little-endian int32 values:
+The file has the format of ``common_ngram_cache_load`` in llama.cpp's ``common/ngram-cache.cpp``. The file has no
+header. Each context has one record of little-endian int32 values:
 
 .. code-block:: text
 

@@ -291,7 +291,7 @@ def describe_tokens(
     corpus_files: tuple[CorpusFile, ...] = (),
     skipped: tuple[SkippedFile, ...] = (),
 ) -> GraphMetadata:
-    """Return the metadata of a token stream's graph, with sizes of 0.
+    """Return the metadata of a token stream's graph, with all sizes set to 0.
 
     Args:
         token_ids: the stream, shape ``[num_tokens]``.
@@ -302,7 +302,7 @@ def describe_tokens(
         special_tokens: how special tokens in texts were read.
         revision: commit of the tokenizer, if it comes from a hub.
         corpus_files: corpus files, if the stream was read from files.
-        skipped: files or parts that were skipped.
+        skipped: corpus files that were skipped, entirely or in part.
     """
     num_separators = num_documents - 1 if document_boundaries and num_documents else 0
     return GraphMetadata(

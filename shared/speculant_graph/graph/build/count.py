@@ -1,7 +1,7 @@
 """Counts the n-grams of a token stream on disk into a graph file, within a memory limit.
 
-The keys are divided into ranges of their first token, so parts are independent and their records can be concatenated.
-If a token is too frequent for one part, its keys are divided by the second token, and so on.
+The keys (packed n-grams) are divided into ranges of their first token, so that parts are independent and their records
+can be concatenated. If a token is too frequent for one part, its keys are divided by the second token, and so on.
 """
 
 from __future__ import annotations

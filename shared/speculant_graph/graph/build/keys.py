@@ -1,7 +1,7 @@
 """Keys: n-grams of N+1 tokens packed into words, sorted streams of weighted keys, and their records on disk.
 
 A token is stored as its id plus 1 in ``bits`` bits; 0 means the end of the stream or of a document. Sorting keys word
-by word gives the lexicographic order of their n-grams, shorter ones first.
+by word gives the lexicographic order of their n-grams, shorter n-grams first.
 
 A graph is the sum of its keys: every (N+1)-gram, plus shorter n-grams that end a document or whose continuations were
 pruned. So merge, update and pruning use the same code as a build to write records from keys.
@@ -34,7 +34,7 @@ class KeyLayout:
     bits: int
     """Bits per token."""
     per_word: int
-    """Tokens per word; the first one is in the highest bits."""
+    """Tokens per word; the first token is in the highest bits."""
     num_words: int
     """Words per key."""
 
@@ -51,7 +51,7 @@ class KeyLayout:
         return 8 * self.num_words
 
     def pack(self, ngram: tuple[int, ...]) -> list[int]:
-        """Return the words of an n-gram of up to N+1 tokens."""
+        """Return the words that an n-gram of up to N+1 tokens is packed into."""
         values = [*(token_id + 1 for token_id in ngram), *(0,) * (self.per_word * self.num_words - len(ngram))]
         words = []
         for start in range(0, len(values), self.per_word):
@@ -67,7 +67,7 @@ class WeightedKeys:
     """A chunk of a stream of ascending keys."""
 
     keys: UInt64Array
-    """Shape ``[n, num_words]``."""
+    """The keys, shape ``[n, num_words]``."""
     weights: Int64Array
     """Number of occurrences per key, shape ``[n]``; negative to subtract occurrences."""
 
@@ -134,7 +134,7 @@ class PartRecords:
     totals: tuple[int, ...]
     """Sum of counts per level."""
     files: tuple[Path, ...]
-    """One file per level, with 16-byte records; records of the last level have the child 0."""
+    """One file per level, with 16-byte records; records of the last level have child index 0."""
 
 
 def emitter_bytes(layout: KeyLayout) -> int:
@@ -153,7 +153,7 @@ def emit_records(
         keys: ascending keys in chunks of shape ``[n, num_words]``, each chunk with its counts, shape ``[n]``. None
             means a count of 1 for each key.
         layout: layout of keys.
-        stem: the files are named ``stem.1``, ``stem.2``, ...
+        stem: path of the files without the level: the files are named ``stem.1``, ``stem.2``, ...
         prefix: common prefix of all keys.
     """
     emitter = _core.Emitter(layout.length, layout.bits, _RECORDS)

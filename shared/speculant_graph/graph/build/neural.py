@@ -34,7 +34,7 @@ def train_model(
     Args:
         stream: file of little-endian 32-bit token ids, with document separators if there are boundaries.
         vocabulary_size: limit of token ids; larger ids are skipped.
-        on_progress: called with (positions done, all positions). An exception from it ends the training.
+        on_progress: called with (positions done, all positions). An exception from this function ends the training.
         leaves_out: whether training leaves out the pieces held out for calibration.
         start: a model to train further, as 32-bit words.
 

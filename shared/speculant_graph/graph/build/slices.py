@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 SMALLEST_CORPUS = 5_000
-"""Minimum corpus size in tokens; calibration on a smaller one would not generalise."""
+"""Minimum corpus size in tokens; calibration on a smaller corpus would not generalise."""
 MOST_COUNTED = 1_000_000
 """Maximum number of tokens that calibration counts."""
 MOST_HELD_OUT = 20_000
