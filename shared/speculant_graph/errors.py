@@ -1,4 +1,4 @@
-"""Every error that a user can see, in one tree, and a table of servers' responses to each kind.
+"""Every error that a user can see, as one tree of classes, and the servers' response to each kind of error.
 
 .. code-block:: text
 
@@ -39,18 +39,18 @@ _Error = TypeVar("_Error", bound="SpeculantError")
 
 
 class Answer(NamedTuple):
-    """Servers' responses to one kind of error."""
+    """The servers' response to one kind of error."""
 
     grpc: str
-    """Name of gRPC's status code."""
+    """Name of the gRPC status code."""
     http: int
-    """Status of HTTP."""
+    """HTTP status code."""
     openai: str = "invalid_request_error"
-    """``type`` of OpenAI's APIs."""
+    """``type`` of an error in OpenAI's APIs."""
     anthropic: str = "invalid_request_error"
-    """``type`` of Anthropic's API."""
+    """``type`` of an error in Anthropic's API."""
     code: str | None = None
-    """``code`` of OpenAI's APIs."""
+    """``code`` of an error in OpenAI's APIs."""
 
 
 _UNAVAILABLE = Answer("UNAVAILABLE", 503, "server_error", "overloaded_error", "unavailable")
@@ -79,14 +79,14 @@ ANSWERS = {
     "drafter_unavailable": _UNAVAILABLE,
     "out_of_memory": _UNAVAILABLE,
 }
-"""Responses by kind of error. Only the server's log has the details of an INTERNAL (500) error."""
+"""The servers' responses by kind of error. Only the server's log has the details of an INTERNAL (500) error."""
 
 
 class SpeculantError(Exception):
     """Base of all errors raised on purpose."""
 
     kind = "internal"
-    """A key of :data:`ANSWERS`."""
+    """Kind of the error, a key of :data:`ANSWERS`."""
 
     def __init__(self, message: str, *, fix: str = "", field: str = "") -> None:
         """Make an error; its text is ``message; fix``.
@@ -94,7 +94,7 @@ class SpeculantError(Exception):
         Args:
             message: the problem; ``{field}`` stands for the field's name, here and in ``fix``.
             fix: the fix, if the message does not end with it.
-            field: the wrong setting or field of a request, such as ``verifier.model_name``.
+            field: the wrong setting or request field, such as ``verifier.model_name``.
         """
         super().__init__(message)
         self._texts = displayed(message), displayed(fix)
@@ -111,7 +111,7 @@ class SpeculantError(Exception):
         return self._texts[1].replace(_FIELD, self.field)
 
     def __str__(self) -> str:
-        """Return one line."""
+        """Return the error as one line."""
         return f"{self.message}; {self.fix}" if self.fix else self.message
 
     def renamed(self, field: str) -> Self:
@@ -131,7 +131,7 @@ class ConfigError(SpeculantError):
 
 
 class CorpusError(SpeculantError):
-    """Text of a corpus can't be read, or there is none."""
+    """The text of a corpus can't be read, or the corpus has no text."""
 
     def __init__(self, message: str, *, fix: str = "", field: str = "", problems: tuple[str, ...] = ()) -> None:
         """Make an error.
@@ -140,13 +140,13 @@ class CorpusError(SpeculantError):
             message: the problem.
             fix: the fix.
             field: the wrong setting.
-            problems: the problems of several files; the text has them between message and fix.
+            problems: the problems of several files; the error's text lists them between message and fix.
         """
         super().__init__(message, fix=fix, field=field)
         self.problems = problems
 
     def __str__(self) -> str:
-        """Return one line."""
+        """Return the error as one line."""
         found = ": ".join(filter(None, (self.message, displayed("; ".join(self.problems)))))
         return f"{found}; {self.fix}" if self.fix else found
 
@@ -166,7 +166,7 @@ class TokenizerMismatchError(GraphError):
 
 
 class DraftRequestError(SpeculantError):
-    """A draft request breaks a rule of the wire."""
+    """A draft request breaks a rule of the wire protocol."""
 
     kind = "wrong_request"
 
@@ -178,7 +178,7 @@ class UnknownGraphError(DraftRequestError):
 
 
 class DraftLimitError(DraftRequestError):
-    """A request, or its response, is over a limit of the drafter; waiting does not help."""
+    """A request or its response exceeds a limit of the drafter; waiting does not help."""
 
     kind = "over_limit"
 

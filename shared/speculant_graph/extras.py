@@ -12,7 +12,7 @@ def needed_for(purpose: str, extra: str) -> Iterator[None]:
 
     Args:
         purpose: the use of the module, such as "reading PDF files".
-        extra: the extra that installs it.
+        extra: the extra that installs the needed modules.
 
     Raises:
         ModuleNotFoundError: an optional module is missing; the message has the command that installs it.
@@ -31,11 +31,11 @@ def missing_extra(error: ImportError, extra: str) -> str | None:
     """Explain an import error that installing an extra would fix.
 
     Args:
-        error: the import's error.
+        error: the error that the import raised.
         extra: the extra that installs all modules that the importing part needs.
 
     Returns:
-        One line with the command to run; None if the module is not optional, because then the error is a bug.
+        One line with the command to run; None if the error is a bug because the module is not optional.
     """
     module = (error.name or "").split(".")[0]
     if not isinstance(error, ModuleNotFoundError) or not module or module.startswith("speculant_"):

@@ -1,4 +1,4 @@
-"""Atomic file replacement: files are written next to their target, large ones in a hidden folder, and then renamed."""
+"""Atomic file replacement: a file is written next to its target, or in a hidden folder if large, and then renamed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _NAME_BYTES = 200
 
 @contextmanager
 def workspace(output: Path) -> Iterator[Path]:
-    """Make a hidden folder next to ``output`` for the only process that writes it, and remove the folder at the end.
+    """Make a hidden folder next to ``output`` in which to write it, and remove the folder at the end.
 
-    Files of a killed process are removed, too. A running process holds a lock on its folder.
+    Only one process at a time may write ``output``; that process holds a lock on the folder. Files of a killed process
+    are removed, too.
 
     Raises:
         GraphFileError: another process is writing the same file, or the folder can't be created.
@@ -68,11 +69,11 @@ def replacing(
     """Yield a path to write to. The result replaces ``path`` after it is on disk and has passed the check.
 
     After any error, including an interruption, ``path`` is unchanged, and no other file remains. If ``path`` is a link,
-    its target is replaced. The new file gets permissions and owner of the old file.
+    its target is replaced. The new file gets the permissions and the owner of the old file.
 
     Args:
-        path: the file.
-        check: reads the written file, and raises an error if it has a problem.
+        path: the file to replace.
+        check: reads the written file, and raises an error if the file has a problem.
         folder: the folder to write in, on the same file system; None writes next to the file.
         is_folder: the result is a new folder, at a path that does not exist yet.
 
@@ -111,7 +112,7 @@ def replacing(
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Write a small file, as :func:`replacing` does.
+    """Write a small file atomically, as :func:`replacing` does.
 
     Raises:
         GraphFileError: see :func:`replacing`.
@@ -136,7 +137,7 @@ def _keep_access(old: Path, new: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Explain errors of the operating system while ``path`` is written.
+    """Turn the operating system's errors while ``path`` is written into an error that explains them.
 
     Raises:
         GraphFileError: the operating system reported an error.
@@ -150,7 +151,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_all(file: BinaryIO, data: Any) -> None:
-    """Write an array or bytes to an unbuffered file; one system call may write only a part."""
+    """Write a whole array or bytes to an unbuffered file, although one system call may write only a part."""
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[file.write(rest) :]

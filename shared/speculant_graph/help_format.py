@@ -18,14 +18,14 @@ class HelpFormatter(RawDescriptionHelpFormatter):
     """Lists each flag once, shows values as the user types them, and omits missing defaults."""
 
     def __init__(self, prog: str, **options: Any) -> None:
-        """Take the arguments that argparse passes."""
+        """Make a formatter from the arguments that argparse passes."""
         width = min(shutil.get_terminal_size((_HELP_WIDTH, 24)).columns, _HELP_WIDTH)
         super().__init__(prog, **{"max_help_position": 28, "width": width - 2} | options)
 
     def add_usage(
         self, usage: str | None, actions: Iterable[Action], groups: Iterable[Any], prefix: str | None = None
     ) -> None:
-        """Omit the flags: there are many, and the help lists them below."""
+        """Omit the flags from the usage: there are many, and the help lists them below."""
         super().add_usage(usage, [action for action in actions if not action.option_strings], (), prefix)
 
     def _format_usage(
@@ -64,7 +64,7 @@ class HelpFormatter(RawDescriptionHelpFormatter):
 
 
 def _shown_kind(kind: str) -> str:
-    """Return the placeholder of a value, by the name of its type."""
+    """Return the placeholder for a value whose type has this name."""
     kind = re.sub(r"frozenset\[\{(.*)\}\]", r"\1", kind)
     if kind.startswith("dict["):
         return "KEY=VALUE"
@@ -72,5 +72,5 @@ def _shown_kind(kind: str) -> str:
 
 
 def _names(members: str) -> str:
-    """Return the members of a set, in Python's notation, as a list in a fixed order."""
+    """Return the members of a set in Python's notation, sorted and separated by commas."""
     return ",".join(sorted(member.strip("' ") for member in members.split(",")))

@@ -1,4 +1,4 @@
-"""Reads JSON that people write: a repeated name in an object is an error, so no value is lost silently."""
+"""Reads JSON that people write. A repeated name in an object is an error, so that no value is lost silently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read_json(text: str | bytes) -> Any:
     Raises:
         DoubledNameError: an object repeats a name; Python's reader would keep only the last value.
         ValueError: the text is not JSON.
-        RecursionError: it is nested too deeply.
+        RecursionError: the JSON is nested too deeply.
     """
     return json.loads(text, object_pairs_hook=_table)
 

@@ -20,11 +20,11 @@ LogFormat = Literal["text", "json"]
 
 _PACKAGES = ("speculant_graph", "speculant_drafter", "speculant_verifier")
 _SHOWN_IN_TEXT = {"worker": "w", "request_id": ""}
-"""Bound values shown in text, and the letter before each."""
+"""Bound values that text messages show, each with its prefix."""
 
 
 def silence() -> None:
-    """Turn the packages' messages off: this is the state in which a library must start."""
+    """Turn off the packages' messages; a library must start in this state."""
     for package in _PACKAGES:
         logger.disable(package)
 
@@ -72,7 +72,7 @@ def _write_json(message: Message) -> None:
 
 
 def json_line(record: Record) -> str:
-    """Return a record as one JSON object and a line end."""
+    """Return a log record as one JSON object on one line, including the line end."""
     # Bound values come first, so that they can't replace our own fields.
     line: dict[str, object] = dict(record["extra"])
     line |= {

@@ -1,4 +1,4 @@
-"""Describes the machine of a measurement, for the JSON of every bench."""
+"""Describes the machine on which a bench measures, for the bench's JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LIBRARIES = (
 
 
 def describe_machine() -> dict[str, object]:
-    """Return cpu, cores, memory in bytes, python and library versions; omit unknown values."""
+    """Return the CPU, cores, memory in bytes, and versions of Python and of the installed libraries."""
     description: dict[str, object] = {
         "cpu": _processor(),
         "cores": os.cpu_count(),
@@ -77,7 +77,7 @@ _GROUP_FILES = {
     "": ("memory.max", "memory.current", ""),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 }
-"""For both versions of control groups: the files of limit and usage, and the prefix of a group's totals of pages."""
+"""For each version of control groups: the files with limit and usage, and the prefix of page totals."""
 
 
 def _status_bytes(name: str) -> int:

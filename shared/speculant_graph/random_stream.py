@@ -1,6 +1,6 @@
 """Counter-based random numbers: a pure function of (seed, position, stream).
 
-There is no generator state. So a request draws the same numbers if it is retried, moved to another batch or decoded
+There is no generator state, so a request draws the same numbers if it is retried, moved to another batch or decoded
 with other drafts. The mixing function is SplitMix64's finaliser (Steele, Lea and Flood 2014).
 """
 
@@ -13,18 +13,18 @@ _FIRST_FACTOR, _SECOND_FACTOR = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 WORD_FACTORS = _FIRST_FACTOR, _SECOND_FACTOR
 """Factors of the finaliser, which shifts by 30, 27 and 31 bits."""
 TOKEN_FACTOR, TOKEN_OFFSET = _FIRST_FACTOR, _GOLDEN
-"""The noise of a token mixes the key with ``token * TOKEN_FACTOR + TOKEN_OFFSET``."""
+"""Constants of a token's noise, which mixes the key with ``token * TOKEN_FACTOR + TOKEN_OFFSET``."""
 TARGET_STREAM = 0
 """Stream of the verifier's choice of tokens: noise that a drafter may reproduce."""
 PROPOSAL_STREAM = 1
 """Stream of the drafter's proposals, which must be independent of the verifier's choice."""
 RULE_STREAM = 2
-"""Stream of the verification rules, indexed by the number of earlier draws; never used to choose a position's token."""
+"""Stream of the verification rules, indexed by the number of earlier draws. It never chooses a position's token."""
 STEP_STREAM = 3
 """Stream of seeds for drafts that must not reuse the numbers of earlier drafts of their sequence."""
 TREE_STREAM = 4
-"""First stream of the nodes of sampled trees: node j takes the number of stream ``TREE_STREAM + j`` at the position of
-the draft's first token. So all higher stream numbers are in use."""
+"""First stream for the nodes of sampled trees. Node j uses stream ``TREE_STREAM + j`` at the position of the draft's
+first token, so all higher stream numbers are in use."""
 
 
 def _mix(value: int) -> int:
@@ -38,7 +38,7 @@ def uniform(seed: int, position: int, stream: int) -> float:
 
     Args:
         seed: the request's seed, any integer (taken modulo 2**64).
-        position: absolute index in the sequence of the token that depends on the number.
+        position: index, in the whole sequence, of the token that depends on the number.
         stream: the number's purpose; streams of one seed are independent.
     """
     word = _mix((seed + _GOLDEN * (stream + 1)) & _MASK)

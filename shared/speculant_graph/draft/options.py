@@ -23,16 +23,16 @@ REQUEST_OPTIONS = tuple(
     for each in fields(DraftOptions)
     if each.name in DraftConfig.model_fields and set(READ_BY.get(each.name, NGRAM_STRATEGIES)) & set(NGRAM_STRATEGIES)
 )
-"""Settings that a request for n-gram drafts may choose."""
+"""Names of the settings that a request for n-gram drafts may override."""
 _SIBLINGS: tuple[SiblingsName, ...] = ("none", "without-replacement", "independent")
 
 
 def warn_of_unread(config: DraftConfig, strategies: Collection[StrategyName] = ()) -> None:
-    """Log every changed setting that no strategy reads.
+    """Warn of every setting that the user changed but no strategy in use reads.
 
     Args:
         config: the user's settings.
-        strategies: strategies that may be used; the configured one by default.
+        strategies: strategies that may be used; by default only the configured strategy.
     """
     used = strategies or (config.strategy,)
     for name, readers in READ_BY.items():
@@ -45,10 +45,10 @@ def warn_of_unread(config: DraftConfig, strategies: Collection[StrategyName] = (
 
 
 def options_of(config: DraftConfig) -> DraftOptions:
-    """Return the settings that a user has set, as options for another drafter.
+    """Return the settings that the user has set, as options to send to another drafter.
 
     Raises:
-        ConfigError: a setting is set that requests can't choose.
+        ConfigError: the user has set a setting that requests can't override.
     """
     given = {name: getattr(config, name) for name in config.model_fields_set}
     warn_of_unread(config)
@@ -65,7 +65,7 @@ def options_of(config: DraftConfig) -> DraftOptions:
 
 
 def changed(config: DraftConfig, options: DraftOptions) -> DraftConfig:
-    """Return a drafter's settings, changed by a request's options.
+    """Return a drafter's settings with a request's options applied.
 
     Raises:
         DraftRequestError: a value is out of its bounds.
@@ -84,10 +84,10 @@ def changed(config: DraftConfig, options: DraftOptions) -> DraftConfig:
 
 
 def require_k(k: int) -> int:
-    """Return a number of tokens to draft, checked against the bounds of ``draft.k``.
+    """Return ``k``, the number of tokens to draft, after a check against the bounds of ``draft.k``.
 
     Raises:
-        DraftRequestError: it is out of bounds, or not a number.
+        DraftRequestError: ``k`` is out of bounds, or not a number.
     """
     try:
         return DraftConfig(k=int(k) if isinstance(k, np.integer) else k).k
@@ -96,11 +96,11 @@ def require_k(k: int) -> int:
 
 
 def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DEFAULT_OPTIONS) -> DraftSettings:
-    """Return the core's form of the settings, changed by a request's options.
+    """Return the settings in the core's form, with a request's options applied.
 
     Raises:
         DraftRequestError: an option is out of its bounds.
-        ConfigError: the strategy needs a graph, or a draft model.
+        ConfigError: the strategy needs a graph and there is none, or it runs only in a verifier.
     """
     if options.strategy is not None and options.strategy not in STRATEGIES:
         *others, last = [f"'{each}'" for each in NGRAM_STRATEGIES if has_graph or not STRATEGIES[each].needs_graph]
@@ -135,10 +135,10 @@ def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DE
 
 
 def require_source(config: DraftConfig, has_graph: bool) -> None:
-    """Refuse a strategy without a source to draft from.
+    """Refuse a strategy that has no source to draft from.
 
     Raises:
-        ConfigError: the strategy needs a graph, or runs only in a verifier.
+        ConfigError: the strategy needs a graph and there is none, or it runs only in a verifier.
     """
     if config.strategy not in NGRAM_STRATEGIES:
         raise ConfigError(
@@ -155,7 +155,7 @@ def require_source(config: DraftConfig, has_graph: bool) -> None:
 
 
 def target_row_width(config: DraftConfig) -> int:
-    """Return how many of the target's top tokens a strategy learns per verified position; 0 if none."""
+    """Return how many of the target model's top tokens the strategy learns per verified position; 0 for none."""
     reads = STRATEGIES[config.strategy].reads
     if "filler_top_k" in reads:
         return config.filler_top_k if config.filler_top_k > 1 else 0

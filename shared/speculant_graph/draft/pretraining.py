@@ -1,7 +1,8 @@
 """Calibration before the first request, learned from a held-out slice of the corpus.
 
-Most of the corpus is counted into a temporary graph. Pieces of the rest are replayed as requests. The tables learn from
-them how reliable each kind of context is. The final graph counts the whole corpus, including the held-out pieces.
+Most of the corpus is counted into a temporary graph. Pieces of the rest are replayed as requests, from which the
+calibration tables learn how reliable each kind of context is. The final graph counts the whole corpus, including the
+held-out pieces.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, SequenceStep, TokenId
 
 KEPT_VISITS = 5.0
-"""Maximum visits in a row of the pretrained tables. Requests differ from the corpus, and with few visits they soon
-outweigh it. (Without this limit, drafts for the first code-editing requests, which repeat their prompts, were 2 % worse
-than without pretraining.)"""
+"""Maximum visit count of each row in the pretrained tables. Low counts let real requests, which differ from the corpus,
+soon outweigh it. (Without this limit, drafts for the first code-editing requests, which repeat their prompts, were 2 %
+worse than without pretraining.)"""
 
 _CONFIG = DraftConfig(strategy="tree", sources=frozenset(("corpus", "session", "neural")))
 _PROMPT_SHARE = 4
@@ -44,11 +45,11 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, mode
 
     Args:
         stream: file of little-endian 32-bit token ids, with document separators if there are boundaries. Temporary
-            files are in its folder.
-        metadata: metadata of its graph; only tokenizer, largest order and number of tokens are used.
+            files are written to the folder of this file.
+        metadata: metadata of the stream's graph; only tokenizer, largest order and number of tokens are used.
         memory: memory limit in bytes.
         jobs: threads.
-        model: the words of the graph's neural model, which was not trained on the pieces.
+        model: the graph's neural model as 32-bit words; it was not trained on the held-out pieces.
 
     Returns:
         Tables for ``load_calibration``, about 50 kilobytes; empty if the corpus is too small.
@@ -86,7 +87,7 @@ def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, mode
 
 
 def _replay(drafter: SessionDrafter, pieces: list[UInt32Array]) -> None:
-    """Replay texts step by step as requests, each with its first part as the prompt, so that the drafter learns."""
+    """Replay texts step by step as requests, so that the drafter learns. The first part of each text is its prompt."""
     for piece in pieces:
         tokens = piece.tolist()
         position = len(tokens) // _PROMPT_SHARE
@@ -103,7 +104,7 @@ def _replay(drafter: SessionDrafter, pieces: list[UInt32Array]) -> None:
 
 
 def _joined(parts: list[UInt32Array]) -> UInt32Array:
-    """Join parts with separators; none are adjacent, and none is at an end."""
+    """Join parts with document separators. The result has no adjacent separators, and no separator at its ends."""
     separator = np.array([DOCUMENT_SEPARATOR], np.uint32)
     joined = np.concatenate([piece for part in parts for piece in (separator, part)])
     is_separator = joined == DOCUMENT_SEPARATOR
@@ -119,7 +120,7 @@ def _documents(piece: UInt32Array) -> list[UInt32Array]:
 
 
 def _accepted_path(draft: Draft, token_ids: Sequence[TokenId]) -> list[int]:
-    """Return the nodes of a draft, numbered from 1, on the path that agrees with the following tokens."""
+    """Return the draft's nodes, numbered from 1, on the path that matches ``token_ids``."""
     path: list[int] = []
     last = 0
     for node, (parent, token_id) in enumerate(zip(draft.parents, draft.token_ids, strict=True), start=1):

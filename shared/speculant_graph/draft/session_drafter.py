@@ -1,7 +1,7 @@
 """Drafts for many sequences, from a graph and from the sequences' own accepted text.
 
 A caller opens a sequence, extends it with accepted tokens, drafts for it, and closes it. Every draft uses all text
-known at that moment; accepted tokens improve the next draft. This module depends on neither sockets nor models.
+known so far, so accepted tokens improve the next draft. This module depends on neither sockets nor models.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from speculant_graph.types import Draft, Feedback, SequenceStep, SourceName, Tok
 MAX_NODES = 2_048
 """Maximum number of nodes of a draft."""
 MAX_SUPPORT = 1 << 27
-"""Number of distribution entries that fit into a gigabyte."""
+"""Default of ``max_support``: this many distribution entries fit into a gigabyte."""
 NUM_SEEDS = 1 << 64
-"""Number of distinct seeds, and of positions: the core stores them in 64 bits."""
+"""Number of distinct seeds, and of distinct positions; the core stores both in 64 bits."""
 _MOST_KEPT = 256
 
 
@@ -44,7 +44,7 @@ def DraftRequest(
     options: DraftOptions = DEFAULT_OPTIONS,
     least_probability: float = 0.0,
 ) -> SequenceStep:
-    """Return a step that drafts for a sequence without adding tokens. Deprecated, removed in the next release."""
+    """Return a step that drafts without adding tokens. Deprecated: the next release removes this function."""
     return SequenceStep(session_id, (), node_budget, seed, options=options, least_probability=least_probability)
 
 
@@ -70,18 +70,18 @@ class SessionDrafter:
         """Make a drafter without sequences.
 
         Args:
-            graph: one graph, or up to four graphs with the same tokenizer as layers, each a separate source. None
-                drafts from the sequences alone. ``greedy`` and ``sampling`` use the layer with the longest match of a
-                sequence's end.
+            graph: one graph, or up to four graphs as layers. Layers share a tokenizer, and each layer is a separate
+                source. With None, drafts come from the sequences alone. ``greedy`` and ``sampling`` use the layer that
+                matches the longest end of a sequence.
             config: drafting settings.
             calibration: tables of how reliable each kind of context is; accepted tokens update them. Defaults to the
                 store's saved calibration, else to the graph's.
-            learned: accepted text of earlier sequences; a store in memory by default.
-            vocabulary_size: without a graph, the size of the vocabulary if known.
+            learned: store of the accepted text of earlier sequences; by default a store in memory.
+            vocabulary_size: size of the vocabulary, if known; used only without a graph.
             max_session_tokens: tokens of one sequence that drafts may use, at least 256; older tokens are dropped.
-            num_threads: threads that draft for a large batch; 0 uses one per core that the process may use. Drafts do
-                not depend on it.
-            read_options: decodes options from the wire, for steps that the core handles.
+            num_threads: threads that draft for a large batch; 0 uses one thread per core that the process may use. The
+                drafts are the same for any number of threads.
+            read_options: function that decodes drafting options in wire format, for steps that the core handles.
 
         Raises:
             ConfigError: the configured strategy has no source to draft from, an argument has a wrong type, there are
@@ -91,7 +91,7 @@ class SessionDrafter:
         graphs = _layers(graph)
         require_types(locals(), {"config": DraftConfig, "learned": LearnedStore})
         self.graphs = graphs
-        """The graphs that it drafts from."""
+        """The graphs to draft from."""
         self.config = config = config or DraftConfig()
         has_graph = bool(graphs)
         strategy, sources = self.config.strategy, self.config.sources
@@ -110,7 +110,7 @@ class SessionDrafter:
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graphs)
         # Clients may send any options, so the cache is bounded.
         self.settings = lru_cache(_MOST_KEPT)(partial(settings_of, self.config, has_graph))
-        """Returns the core's settings for :class:`DraftOptions`; cached."""
+        """Cached function that returns the core's settings for :class:`DraftOptions`."""
         # Callbacks of the core must not refer to this drafter, or it would never be freed.
         self.core = _core.Drafter(
             tuple(each.core for each in graphs),
@@ -122,7 +122,7 @@ class SessionDrafter:
         )
         """The core's drafter."""
         self.steps = _core.LocalSteps(self.core)
-        """Its open sequences."""
+        """The core's open sequences."""
         self._memories: dict[int, Memory] = {}  # by session; keeps the open sequences' memories loaded
 
     def __len__(self) -> int:
@@ -133,9 +133,9 @@ class SessionDrafter:
         """Begin a sequence.
 
         Args:
-            session_id: its id, which must not be in use.
-            tenant: its tenant; drafts also use the accepted text of this tenant's earlier sequences.
-            learn: whether later sequences of the tenant draft from this one's accepted and recycled tokens.
+            session_id: id of the sequence, which no open sequence may have.
+            tenant: tenant of the sequence; drafts also use the accepted text of this tenant's earlier sequences.
+            learn: whether later sequences of the tenant draft from this sequence's accepted and recycled tokens.
 
         Raises:
             DraftRequestError: the id is in use.
@@ -156,7 +156,7 @@ class SessionDrafter:
         Args:
             session_id: the sequence.
             token_ids: the tokens.
-            is_prompt: whether they still belong to the prompt; tokens of the first call always do.
+            is_prompt: whether the tokens still belong to the prompt; tokens of the first call always do.
 
         Raises:
             DraftRequestError: there is no such sequence, or the tokens are not token ids.
@@ -168,13 +168,14 @@ class SessionDrafter:
 
         Args:
             session_id: the sequence.
-            nodes: per row, the node that its tokens follow: 0 for the end of the sequence, j + 1 for node j of the
-                latest draft, accepted or not.
-            rows: per row, the most probable next tokens, best first, shape ``[nodes, width]``; negative: no token.
+            nodes: per row, the node that the row's tokens follow: 0 is the end of the sequence, and j + 1 is node j of
+                the latest draft, accepted or not.
+            rows: the most probable next tokens of each node, best first, shape ``[nodes, width]``; a negative id means
+                no token.
 
         Raises:
-            DraftRequestError: there is no such sequence or node, the rows have invalid token ids, or their number
-                differs from the nodes'.
+            DraftRequestError: there is no such sequence or node, the rows have invalid token ids, or ``rows`` and
+                ``nodes`` differ in length.
         """
         if len(nodes) != len(rows):
             raise DraftRequestError(f"{len(rows)} rows came with {len(nodes)} nodes; give one row per node")
@@ -191,11 +192,11 @@ class SessionDrafter:
         """Draft for a batch; the drafts are in the order of the steps.
 
         Args:
-            steps: one step per sequence. ``token_ids`` is the whole sequence; its new tokens are accepted before
-                drafting, and learned after it. If it is empty, the step adds no tokens.
-            options: values of the options that a step does not set.
-            max_support: maximum number of entries in all distributions together, for steps with equal options; a draft
-                ends if its next distribution may not fit.
+            steps: one step per sequence. A step's ``token_ids`` are the whole sequence; new tokens are accepted before
+                drafting, and learned after it. Empty ``token_ids`` add no tokens.
+            options: defaults of the options that a step does not set.
+            max_support: maximum total number of entries in the distributions of steps with equal options; a draft ends
+                before a distribution that may not fit.
             draft_id: identifies the drafts in later feedback.
 
         Raises:
@@ -231,7 +232,7 @@ class SessionDrafter:
         options: DraftOptions = DEFAULT_OPTIONS,
         max_support: int = MAX_SUPPORT,
     ) -> list[Draft]:
-        """Draft for sequences that are not open, from the corpus and their last tokens; keep no state.
+        """Draft for sequences that are not open, from the corpus and the sequences' last tokens. Keeps no state.
 
         Args:
             contexts: per sequence, its last tokens.
@@ -239,7 +240,7 @@ class SessionDrafter:
             seeds: per sequence, the seed of ``sampling``.
             positions: per sequence, the index of the first drafted token.
             options: drafting options.
-            max_support: maximum number of entries in all distributions together; a draft ends if its next distribution
+            max_support: maximum total number of entries in all distributions; a draft ends before a distribution that
                 may not fit.
 
         Raises:
@@ -264,13 +265,13 @@ class SessionDrafter:
         return self.steps.num_bytes(session_id)
 
     def close(self, session_id: int) -> None:
-        """End a sequence; its accepted text is learned if it was opened with ``learn``. An unknown one is ignored."""
+        """End a sequence, and learn its accepted text if it was opened with ``learn``. An unknown id is ignored."""
         memory = self._memories.pop(session_id, None)
         if memory is not None:
             self.learned.keep(memory, self.steps.end(session_id))
 
     def save(self, *, is_routine: bool = False) -> None:
-        """Write learned text and tables to disk, if the store has a folder; drafting continues meanwhile.
+        """Write learned text and calibration tables to disk, if the store has a folder. Drafting continues meanwhile.
 
         Args:
             is_routine: whether the caller saves every few seconds, so that large tables may wait for a later save.
@@ -280,7 +281,7 @@ class SessionDrafter:
 
 
 def _absent(graphs: Sequence[NgramGraph]) -> set[SourceName]:
-    """Return the sources that the graphs lack."""
+    """Return the draft sources that the graphs can't provide."""
     absent: set[SourceName] = set() if graphs else {"corpus"}
     if not any(graph.trie.num_model_words for graph in graphs):
         absent.add("neural")
@@ -301,8 +302,9 @@ def _layers(graph: NgramGraph | Sequence[NgramGraph] | None) -> tuple[NgramGraph
 def _calibration_of(graphs: Sequence[NgramGraph]) -> _core.Calibration:
     """Return the calibration of the first graph.
 
-    Calibration of the other graphs starts from scratch. A graph's own calibration assumes that there is no other graph,
-    and made drafts up to 0.6 % worse (docs/experiments.md, "layers").
+    Calibration of the other graphs starts from scratch, because a graph's own calibration assumes that there is no
+    other graph. Loading the calibration of a second graph made drafts up to 0.6 % worse (docs/experiments.md,
+    "layers").
     """
     if not graphs or not graphs[0].metadata.calibration:
         return first_calibration()

@@ -1,4 +1,4 @@
-"""Drafter sessions for the sequences of an engine. Drafts for a batch are cut to the nodes that pay.
+"""Drafter sessions for the sequences of an engine. Drafts are cut to the nodes that are worth their cost.
 
 ``native/rows.hpp`` describes how rows are matched to sequences.
 """
@@ -32,28 +32,28 @@ _MOST_WARNINGS = 20
 """Maximum number of different warnings about requests."""
 _PREFIX = "speculant_"
 TENANT, GRAPHS = f"{_PREFIX}tenant", f"{_PREFIX}graphs"
-"""Keys in a request's extra arguments: its tenant, and its graphs in the format of ``client.graph``."""
+"""Keys in a request's extra arguments, for its tenant and for its graphs (in the format of ``client.graph``)."""
 _WITHOUT_NEURAL = DraftOptions(omit_neural=True)
 
 
 @dataclass(slots=True)
 class EngineCounts:
-    """Counts of an engine's drafts since its start."""
+    """Counts of an engine's drafts since the engine started."""
 
     sequences: int = 0
-    """Sequences started; a sequence that returns counts again."""
+    """Number of sequences begun; a sequence that was preempted and resumed counts again."""
     running: int = 0
-    """Sequences of the latest batch."""
+    """Number of sequences in the latest batch."""
     drafted_steps: int = 0
-    """Batches with a draft request."""
+    """Number of batches for which drafts were requested."""
     neural_steps: int = 0
-    """Drafted batches that were allowed to use the graph's neural model and the mixer, because their gain exceeds their
-    cost."""
+    """Number of drafted batches that could use the graph's neural model and the mixer, which drafts use only while
+    their gain exceeds their cost."""
     offered_tokens: int = 0
-    """Drafted tokens passed to the engine."""
+    """Number of drafted tokens passed to the engine."""
     failed_steps: int = 0
-    """Batches without drafts, plus sequences that could not be closed, because of an error. The client counts failures
-    of a sidecar instead."""
+    """Number of errors: batches that got no drafts, and sequences that could not be closed. Failures of a sidecar are
+    counted by the client instead."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_TIMES_KEPT), repr=False)
     """Drafting time of the latest batches, in seconds."""
 
@@ -91,17 +91,18 @@ class EngineSessions:
         cost: PassCost | None = None,
         has_neural: bool = False,
     ) -> None:
-        """Take a drafter, which is closed with the sessions.
+        """Wrap a drafter; :meth:`close` closes it, too.
 
         Args:
             drafter: source of drafts.
             most_drafted: maximum number of drafted tokens that the engine verifies per sequence.
             vocabulary_size: vocabulary size of the model; drafts with ids outside of it are dropped.
-            cost: cost of the engine's passes; None keeps whole drafts.
-            has_neural: whether drafts may use a neural model and the mixer; they are used while that pays.
+            cost: cost of the engine's passes, by which drafts are cut; None keeps whole drafts.
+            has_neural: whether drafts may use a neural model and the mixer; they do so only while the gain exceeds the
+                cost.
         """
         self.counts = EngineCounts()
-        """Counts so far."""
+        """Counts of the drafts so far."""
         self._drafter, self._most, self._vocabulary_size = drafter, most_drafted, vocabulary_size
         self._budget = None if cost is None else StepBudget(cost, is_cost_known=False)
         self._choice = NeuralChoice() if has_neural else None
@@ -139,14 +140,15 @@ class EngineSessions:
         """Draft for a batch.
 
         Args:
-            texts: token ids so far of every sequence that the next pass decodes; missing sequences have ended.
-                32-bit arrays are read without a copy.
+            texts: token ids so far of every sequence that the next pass decodes. Sequences that are missing from
+                ``texts`` have ended. 32-bit arrays are read without a copy.
             capacities: maximum number of drafted tokens per row.
-            request_ids: request id per row, if the engine has them; then texts are not compared.
+            request_ids: request id per row, if the engine provides ids; sequences are then recognised by their ids, not
+                by their texts.
             tenants: the tenant of each request, a number or a name; None uses the drafter's setting.
-            graphs: the graph of each request, or up to four sidecar graphs joined by '+'; None uses the drafter's
-                setting, as does an unusable name.
-            read_prompts: whether the previous pass also read prompts, so that its time is not measured.
+            graphs: the graph of each request, or up to four sidecar graphs joined by '+'; None or an unusable name uses
+                the drafter's setting.
+            read_prompts: whether the previous pass also read prompts; the time of such a pass is not measured.
 
         Returns:
             A draft per row, in order.
@@ -245,7 +247,7 @@ class EngineSessions:
             self._warn_once(f"a request's graph can't be used: {problem}")
 
     def _options(self, tenant: object) -> SessionOptions | None:
-        """Return the options of a tenant's session; if the name is unusable, its text is not learned."""
+        """Return session options for a tenant. If the tenant's name is unusable, the session's text is not learned."""
         if tenant is None:
             return None
         name = str(tenant) if isinstance(tenant, str | int) and not isinstance(tenant, bool) else ""

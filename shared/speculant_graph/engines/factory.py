@@ -22,31 +22,33 @@ if TYPE_CHECKING:
     from speculant_graph.client.local import LocalDrafter
 
 _PROBE = 0
-"""Session id that no sequence of an engine has."""
+"""Id of the session that tests a sidecar; the sequences of an engine never have it."""
 
 
 class EngineSettings(CommandSettings):
-    """Source of an engine's drafts. Without a graph and a sidecar they come from the engine's own output."""
+    """Source of an engine's drafts. Without a graph and a sidecar, drafts come from the engine's own output."""
 
     graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
-    """Draft in the engine's process from this graph file, or from up to four as layers."""
+    """Graph file to draft from in the engine's process, or up to four files as layers."""
     learned: Path | None = None
-    """Folder in which a graph in this process keeps accepted text across restarts; only one process may use it. Without
-    it, in memory. A sidecar has its own."""
+    """Folder in which a drafter in this process keeps accepted text across restarts; only one process may use it.
+    Without a folder, accepted text stays in memory. A sidecar has its own folder."""
     draft: NgramDraftConfig = NgramDraftConfig()
     """Drafting options; the engine's own setting limits the number of tokens."""
     fold: FoldConfig = FoldConfig()
-    """How text in the folder 'learned' becomes graphs."""
+    """Whether and when older text in the folder 'learned' becomes graphs."""
     client: ClientConfig = ClientConfig()
-    """The drafter sidecar, if there is one."""
+    """Connection to the drafter sidecar, if there is one."""
 
 
 def load_engine_settings(given: Mapping[str, Any], what: str) -> EngineSettings:
-    """Return the engine's settings. Missing ones come from the environment, then from the TOML file, as for commands.
+    """Return the engine's settings.
+
+    Missing settings come from the environment, then from the TOML file, as they do for commands.
 
     Args:
         given: settings by name, with sections as dictionaries: ``{"client": {"address": "unix:///..."}}``.
-        what: name of the argument with these settings, for messages.
+        what: name of the argument that contains these settings, for error messages.
 
     Raises:
         ConfigError: a setting is unknown or wrong.
@@ -77,20 +79,21 @@ def open_sessions(
     makes_trees: bool = False,
     has_fixed_width: bool = False,
 ) -> EngineSessions:
-    """Return the sessions of an engine.
+    """Open the drafter, and return the engine's sessions.
 
     Args:
-        settings: source of drafts.
+        settings: the engine's settings, with the source of drafts.
         tokenizer: fingerprint of the engine's tokenizer.
         most_drafted: maximum number of drafted tokens that the engine verifies per sequence.
         vocabulary_size: vocabulary size of the model.
         makes_trees: whether the engine verifies trees.
-        has_fixed_width: whether the width of a pass is the same for all drafts, so that their cost does not matter.
+        has_fixed_width: whether a pass verifies the same number of tokens for drafts of any length, so that their cost
+            does not matter.
 
     Raises:
         ConfigError: a setting is wrong.
         GraphFileError: a graph can't be read.
-        TokenizerMismatchError: a graph, here or in the sidecar, was built with another tokenizer.
+        TokenizerMismatchError: a graph, in this process or in the sidecar, was built with another tokenizer.
     """
     if not isinstance(most_drafted, int) or most_drafted < 1:
         raise ConfigError(f"can't draft up to {most_drafted!r} tokens; give a whole number of 1 or more")

@@ -1,4 +1,4 @@
-"""An adapter from drafters of sequences to drafters of an engine's batch rows."""
+"""Adapter that turns a drafter of sequences into a drafter of an engine's batch rows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class DrafterRows:
     """A :class:`~speculant_graph.types.RowDrafter` that calls a drafter of sequences, such as a sidecar's client."""
 
     def __init__(self, drafter: Drafter, *, makes_trees: bool = False) -> None:
-        """Take a drafter, which is closed with this adapter.
+        """Wrap a drafter; :meth:`close` closes it, too.
 
         Args:
             drafter: source of drafts.
-            makes_trees: whether the engine verifies trees; otherwise it gets the best path of a tree.
+            makes_trees: whether the engine verifies trees; otherwise it gets only the best path of each tree.
         """
         self._drafter, self._makes_trees = drafter, makes_trees
 
@@ -38,11 +38,11 @@ class DrafterRows:
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Counts since the drafter was made."""
+        """Statistics of the drafter since it was created."""
         return self._drafter.statistics
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
-        """Open a session; without options, its first step opens it."""
+        """Open a session with options. Without options, do nothing: the session's first step opens it."""
         return None if options is None else self._drafter.open(session_id, options)
 
     def draft_rows(
@@ -52,7 +52,7 @@ class DrafterRows:
         prices: StepPrices | None = None,
         options: DraftOptions = DEFAULT_OPTIONS,
     ) -> RowDrafts:
-        """Draft for a batch, and keep the nodes that pay."""
+        """Draft for a batch, and keep the nodes that are worth their cost."""
         least = 0.0 if prices is None else prices.least_probability
         steps = [
             SequenceStep(session_id, text, max(0, budget), options=options, least_probability=least)
@@ -85,7 +85,7 @@ def as_rows(drafts: Sequence[Draft], num_drafted: int | None = None) -> RowDraft
 
     Args:
         drafts: one draft per row.
-        num_drafted: number of drafted nodes, if some were dropped.
+        num_drafted: number of nodes before some were dropped; None if none were dropped.
     """
     all_have = all(len(draft) == len(draft.path_probabilities) for draft in drafts)
     return RowDrafts(

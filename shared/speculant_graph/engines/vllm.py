@@ -1,4 +1,4 @@
-"""vLLM: the proposer for its method ``custom_class``, which the V1 model runner calls for drafts.
+"""vLLM: a proposer for the method ``custom_class``, which the V1 model runner calls for drafts.
 
 .. code-block:: sh
 
@@ -6,8 +6,8 @@
         "model": "speculant_graph.engines.vllm.SpeculantProposer"}'
         --additional-config '{"speculant": {"graph_path": "graph.pkl"}}'
 
-vLLM calls it after every pass with the rows of the batch, but without request ids. It verifies chains of any length up
-to ``num_speculative_tokens``.
+vLLM calls the proposer after every pass with the rows of the batch, but without request ids. vLLM verifies chains of
+any length up to ``num_speculative_tokens``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from speculant_graph.types import Fingerprint, TokenId
 _SECTION = "speculant"
 """Key of our settings in ``--additional-config``."""
 _MOST_TOKENS = 128
-"""Longest draft that vLLM's rejection sampler takes; a longer one ends the engine."""
+"""Longest draft that vLLM's rejection sampler accepts; a longer draft stops the engine."""
 
 
 class SpeculantProposer:
-    """The proposer that vLLM makes in every worker and calls after every pass."""
+    """The proposer that vLLM creates in every worker and calls after every pass."""
 
     def __init__(self, vllm_config: Any) -> None:
         """Read the settings under ``speculant`` in ``--additional-config``, and open the drafter.
@@ -47,12 +47,12 @@ class SpeculantProposer:
         Raises:
             ConfigError: a setting is wrong, or the tokenizer can't be read.
             GraphFileError: the graph can't be read.
-            TokenizerMismatchError: the graph was built with another tokenizer than the model's.
+            TokenizerMismatchError: the graph was built with a tokenizer other than the model's.
         """
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
         self._max_length = int(vllm_config.model_config.max_model_len)
         self.sessions = open_for_worker(vllm_config)
-        """Sessions of the batch's sequences; None in workers from which vLLM uses no drafts."""
+        """Sessions of the batch's sequences; None in workers whose drafts vLLM does not use."""
 
     def load_model(self, *_: object, **__: object) -> None:
         """Load nothing; vLLM calls this method for every proposer."""
@@ -69,7 +69,7 @@ class SpeculantProposer:
 
         Args:
             sampled_token_ids: per row, the tokens that the pass added; empty for rows that still read their prompts.
-            num_tokens_no_spec: per row, the length of the text with these tokens.
+            num_tokens_no_spec: per row, the length of the text including these tokens.
             token_ids_cpu: the texts, int32 ``[rows, max_model_len]``.
             slot_mappings: not used.
 
@@ -107,7 +107,7 @@ def check_config(vllm_config: Any) -> None:
     Raises:
         ConfigError: a setting is wrong, drafts would be longer than vLLM allows, or the tokenizer can't be read.
         GraphFileError: the graph can't be read.
-        TokenizerMismatchError: the graph was built with another tokenizer than the model's.
+        TokenizerMismatchError: the graph was built with a tokenizer other than the model's.
     """
     settings = _settings_of(vllm_config)
     if settings.graph_path:
@@ -135,7 +135,10 @@ def _settings_of(vllm_config: Any) -> EngineSettings:
 
 @lru_cache(maxsize=1)
 def _fingerprint_of(tokenizer: str) -> Fingerprint:
-    """Return a tokenizer's fingerprint; gpt-oss's takes a second, and vLLM may check its configuration repeatedly."""
+    """Return a tokenizer's fingerprint; cached.
+
+    The fingerprint of gpt-oss takes a second, and vLLM may check its configuration repeatedly.
+    """
     return CorpusTokenizer.load(tokenizer, special_tokens="parse").fingerprint
 
 
@@ -144,15 +147,16 @@ def open_for_worker(vllm_config: Any, *, has_fixed_width: bool = False) -> Engin
 
     Args:
         vllm_config: vLLM's ``VllmConfig``.
-        has_fixed_width: whether the width of a pass is the same for all drafts.
+        has_fixed_width: whether a pass verifies the same number of tokens for drafts of any length.
 
     Returns:
-        The sessions; None in workers from which vLLM uses no drafts. In a tensor-parallel group, it uses only rank 0's.
+        The sessions; None in workers whose drafts vLLM does not use. In a tensor-parallel group, vLLM uses only the
+        drafts of rank 0.
 
     Raises:
         ConfigError: a setting is wrong, or the tokenizer can't be read.
         GraphFileError: the graph can't be read.
-        TokenizerMismatchError: the graph was built with another tokenizer than the model's.
+        TokenizerMismatchError: the graph was built with a tokenizer other than the model's.
     """
     from vllm.distributed import get_tensor_model_parallel_rank, model_parallel_is_initialized
 

@@ -1,9 +1,10 @@
-"""Drafts for vLLM's V2 model runner, which has no hook for custom drafters. Run with vLLM 0.32.
+"""Drafts for vLLM's V2 model runner, which has no hook for custom drafters. Tested with vLLM 0.32.
 
 The flags are the same as for V1 (:mod:`speculant_graph.engines.vllm`). vLLM calls :func:`register` in every process,
 through the entry point ``vllm.general_plugins``. If a configuration names our proposer, its method is changed to
-``ngram_gpu``, because V2 keeps asynchronous scheduling for this method. V2's speculator for it is replaced by ours. If
-that is impossible, V1 runs as before. All code that depends on vLLM's internals is in this file.
+``ngram_gpu``, because V2 keeps asynchronous scheduling for this method. Our speculator then replaces V2's speculator
+for this method. If V2 does not support this, V1 runs as before. All code that depends on vLLM's internals is in this
+file.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _names_us(config: Any) -> bool:
 
 
 def _choose_runner(config: Any) -> None:
-    """Set the method that makes vLLM choose V2, if this V2 supports our drafts."""
+    """Set the method that makes vLLM choose V2, if the installed V2 supports our drafts."""
     config.speculative_config.method = _V2
     if problem := problem_with_v2(config):
         config.speculative_config.method = _V1
@@ -98,7 +99,7 @@ def _replace_speculator() -> None:
 
 
 def _hear_of_requests(speculator: Speculator) -> None:
-    """Patch the runner to report new requests to a speculator, because vLLM does not pass their parameters to it."""
+    """Patch the runner to report new requests to a speculator; vLLM itself does not pass on their parameters."""
     runner: Any = getattr(sys.modules.get(_RUNNER), "GPUModelRunner", None)
     if (known := getattr(runner, "add_requests", None)) is None:
         return
@@ -119,7 +120,7 @@ class _Text:
 
 
 class Speculator:
-    """The speculator that V2 calls after every pass. On an error, a pass gets no drafts; only the first is logged."""
+    """The speculator that V2 calls after every pass. A failed pass gets no drafts; only the first error is logged."""
 
     supports_mm_inputs = _has_warned = False
     draft_logits = None
@@ -136,7 +137,7 @@ class Speculator:
         self.sessions = open_for_worker(vllm_config, has_fixed_width=True)  # if the width varies, vLLM chooses it
         self._drafts = torch.zeros((num_rows, self._most), dtype=torch.int64, device=device)
         self.draft_token_confidence_probs = torch.zeros((num_rows, self._most), device=device)
-        """Conditional acceptance probability of each drafted token, if all earlier ones are accepted, ``[rows, k]``."""
+        """Acceptance probability of each drafted token, given that all earlier tokens are accepted, ``[rows, k]``."""
         self._is_cuda, is_copied, shape = device.type == "cuda", device.type != "cpu", self._drafts.shape
         if self._is_cuda:
             self._stream, self._event = torch.cuda.Stream(device), torch.cuda.Event()
@@ -150,7 +151,7 @@ class Speculator:
         self._texts, self._wanted = dict[str, _Text](), dict[str, tuple[object, object]]()
 
     def init_cudagraph_manager(self, *_: object) -> None:
-        """Do nothing: part of vLLM's interface, but no CUDA graph is captured here."""
+        """Do nothing: vLLM's interface requires this method, but no CUDA graph is captured here."""
 
     capture = init_cudagraph_manager
 
@@ -167,8 +168,9 @@ class Speculator:
     ) -> torch.Tensor:
         """Return drafts, int64 ``[rows, k]`` on the device, after the launched pass has ended.
 
-        Two of vLLM's ``args`` are used, both on the device. The fifth is the number of tokens that the pass added to
-        each row, int32 ``[rows]``. The seventh is the last token of each slot, int64 ``[slots, 1]``.
+        Two of vLLM's ``args`` are used; both are tensors on the device. The fifth argument is the number of tokens that
+        the pass added to each row, int32 ``[rows]``. The seventh argument is the last token of each slot, int64
+        ``[slots, 1]``.
         """
         drafts = self._parts[count := int(input_batch.num_reqs)][0]
         if dummy_run:
@@ -215,7 +217,7 @@ class Speculator:
         self.draft_token_confidence_probs[:count].copy_(self._chances[:count], non_blocking=True)
 
     def _grown(self, batch: Any, row: int, text: _Text | None, num_added: int, last: int) -> _Text:
-        """Return the text of a row with the tokens that the pass added."""
+        """Return the text of a row, extended by the tokens that the pass added."""
         if text is not None:
             text.tokens.extend([*text.drafted[: num_added - 1], last])
             return text
@@ -228,7 +230,10 @@ class Speculator:
         return text
 
     def _to_host(self, batch: Any, added: torch.Tensor, last: torch.Tensor, count: int) -> list[list[int]]:
-        """Return both numbers of all rows when the device has computed them, without waiting for later work."""
+        """Return the number of added tokens and the last token of every row.
+
+        This waits until the device has computed them, but not for later work.
+        """
         if not self._is_cuda:
             every = last.tolist()  # one torch call; selecting the rows in torch would take four
             return [added.tolist(), [every[slot][0] for slot in batch.idx_mapping_np]]

@@ -18,14 +18,14 @@ def load_layers(
     """Open graph files that serve as layers of one drafter.
 
     Args:
-        paths: the files; only the first one's neural model and calibration are used.
-        tokenizer: their expected tokenizer, if known.
+        paths: the files; only the neural model and the calibration of the first file are used.
+        tokenizer: the expected tokenizer of all files, if known.
         verify: read and check whole files; see :meth:`NgramGraph.load`.
 
     Raises:
         ConfigError: there are too many files, or one is named twice.
         GraphFileError: a file can't be read.
-        TokenizerMismatchError: their tokenizers differ from each other or from the expected one.
+        TokenizerMismatchError: the tokenizers of the files differ from each other or from ``tokenizer``.
     """
     require_few([Path(path).resolve() for path in paths])
     graphs = tuple(NgramGraph.load(path, verify=verify) for path in paths)
@@ -39,7 +39,7 @@ def require_layers(graphs: Sequence[NgramGraph]) -> None:
 
     Raises:
         ConfigError: there are too many graphs, or one occurs twice.
-        TokenizerMismatchError: their tokenizers differ.
+        TokenizerMismatchError: the tokenizers of the graphs differ.
     """
     require_few(graphs)
     for each in graphs:
@@ -47,10 +47,10 @@ def require_layers(graphs: Sequence[NgramGraph]) -> None:
 
 
 def require_few(layers: Sequence[object]) -> None:
-    """Refuse too many layers, and layers that repeat a name.
+    """Refuse too many layers, and a layer that occurs twice.
 
     Raises:
-        ConfigError: there are too many, or one is named twice.
+        ConfigError: there are too many layers, or one is named twice.
     """
     if len(set(layers)) < len(layers):
         raise ConfigError("a graph is named twice", fix="name every layer once", field="graph")

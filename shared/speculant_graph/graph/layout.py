@@ -1,8 +1,8 @@
 """A graph's memory layout: a sorted forward trie of all n-grams of 1 to N+1 tokens, in 32-bit words.
 
-Level L holds one record per distinct L-gram, in lexicographic order of token ids. The children of a record are
-contiguous in level L+1 and sorted by token id: they are the tokens that follow the L-gram in the text. So a record of a
-level L <= N is also the order-L context, and its children are the successor distribution.
+Level L holds one record per distinct L-gram, in lexicographic order of token ids. The children of a record are the
+tokens that follow its L-gram in the text. They are contiguous in level L+1 and sorted by token id. So a record of a
+level L <= N also represents a context of order L, and its children are the context's successor distribution.
 
 .. code-block:: text
 
@@ -13,10 +13,10 @@ level L <= N is also the order-L context, and its children are the successor dis
 
 One block contains these arrays in this order, each aligned to 64 bytes.
 
-``cumulative`` is the running total of counts in the level: a record's count is the difference to the next record.
+``cumulative`` is the running total of counts in the level: a record's count is the next record's total minus its own.
 ``child`` is the index of the first child; the row of children ends at the next record's first child. ``link`` is the
-index of the n-gram without its first token, one level up. ``best`` is the offset of the most frequent child in its row,
-all ones if it does not fit. Every level ends with one extra record.
+index of the n-gram without its first token, in level L-1. ``best`` is the offset of the most frequent child in the row
+of children, with all bits set if the offset does not fit. Every level ends with one extra record.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Int64Array = NDArray[np.int64]
 TOKEN_BITS = 21
 TOKEN_MASK = (1 << TOKEN_BITS) - 1
 MAX_VOCABULARY = TOKEN_MASK
-"""Upper bound of token ids: 21 bits store the id, and the keys of a build store the id plus 1."""
+"""Exclusive upper bound of token ids: an id is stored in 21 bits, and the keys of a build store the id plus 1."""
 MAX_NODES = 2**32 - 2
-"""Maximum number of tokens in a corpus, and of n-grams in a level: counts and indices have 32 bits."""
+"""Maximum number of tokens in a corpus, and of n-grams in a level, because counts and indices have 32 bits."""
 
 TOKEN, CUMULATIVE, CHILD, LINK = 0, 1, 2, 3
 """Columns (words) of a record."""
@@ -53,10 +53,10 @@ class Trie:
     words: UInt32Array
     """All arrays, at the offsets of :func:`array_offsets`, shape ``[num_words]``; read-only, mapped or in memory."""
     table: Int64Array
-    """Shape ``[N + 3, 2]``: (first word, number of n-grams) of levels 1 to N+1, (first word, vocabulary size) of
-    ``first``, (N, number of words)."""
+    """Positions and sizes of the arrays, shape ``[N + 3, 2]``. The rows are (first word, number of n-grams) for each of
+    the levels 1 to N+1, (first word, vocabulary size) for ``first``, and (N, number of words)."""
     num_model_words: int = 0
-    """Number of words of the neural model, at the end; 0 if there is none."""
+    """Number of words of the neural model, which is the last array; 0 without a model."""
 
     @property
     def max_order(self) -> int:
@@ -65,7 +65,7 @@ class Trie:
 
     @property
     def nodes_per_level(self) -> tuple[int, ...]:
-        """Number of distinct n-grams of 1 to N+1 tokens."""
+        """Numbers of distinct n-grams of 1 to N+1 tokens."""
         return tuple(self.table[: self.max_order + 1, 1].tolist())
 
     @property
@@ -81,7 +81,7 @@ class Trie:
 
     @property
     def model(self) -> UInt32Array | None:
-        """The words of the neural model, if there is one."""
+        """The neural model as 32-bit words; None without a model."""
         return self.words[-self.num_model_words :] if self.num_model_words else None
 
     def level(self, length: int) -> UInt32Array:
@@ -97,7 +97,7 @@ def record_words(length: int, max_order: int) -> int:
 
 
 def array_offsets(nodes_per_level: tuple[int, ...], vocabulary_size: int, num_model_words: int = 0) -> tuple[int, ...]:
-    """Return the first word of every array, and the total number of words.
+    """Return the index of every array's first word, and the total number of words.
 
     The arrays are the levels in order, then ``first``, then the model if there is one.
     """
@@ -118,7 +118,7 @@ def trie_of(
     Args:
         words: the block, at least as long as :func:`array_offsets` returns.
         nodes_per_level: numbers of distinct n-grams of 1 to N+1 tokens.
-        vocabulary_size: token ids are below it.
+        vocabulary_size: size of the vocabulary; all token ids are below it.
         num_model_words: number of words of the neural model.
     """
     *offsets, num_words = array_offsets(nodes_per_level, vocabulary_size, num_model_words)
@@ -130,7 +130,7 @@ def trie_of(
 
 
 def require_vocabulary(vocabulary_size: int) -> None:
-    """Refuse a vocabulary if its ids do not fit into a record.
+    """Refuse a vocabulary whose ids do not fit into a record.
 
     Raises:
         GraphError: the vocabulary is too large.

@@ -16,8 +16,8 @@ from speculant_graph.graph.layout import MAX_NODES, MAX_VOCABULARY
 from speculant_graph.types import Fingerprint, SpecialTokensName, TokenId
 
 FORMAT_VERSION = 4
-"""Version of the graph file that this release writes. It also reads the previous version, which has no neural
-models."""
+"""Version of the graph files that this release writes. This release also reads the previous version, which has no
+neural models."""
 MAX_CALIBRATION_BYTES = 1 << 20
 """Largest calibration in a graph file, in bytes."""
 
@@ -31,9 +31,9 @@ class GraphMetadata:
     format_version: int
     """Version of the file format."""
     tokenizer: Fingerprint
-    """Tokenizer of the corpus; the verifier must use the same."""
+    """Tokenizer of the corpus; the verifier must use the same tokenizer."""
     tokenizer_revision: str
-    """Commit of the tokenizer on the hub; empty if it came from a folder."""
+    """Commit of the tokenizer on the hub; empty if the tokenizer came from a folder."""
     max_order: Annotated[int, Field(ge=1, le=10)]
     """Longest context N, in tokens."""
     num_tokens: Annotated[int, Field(ge=1)]
@@ -43,29 +43,29 @@ class GraphMetadata:
     document_boundaries: bool
     """True if no n-gram crosses from one document into the next."""
     min_count: Annotated[int, Field(ge=1)]
-    """N-grams with lower counts were pruned; 1 if none were."""
+    """N-grams with counts below this number were pruned; the number is 1 if none were pruned."""
     nodes_per_level: tuple[_Number, ...]
     """Numbers of distinct n-grams of 1 to N+1 tokens."""
     contexts_per_order: tuple[_Number, ...]
     """Numbers of distinct contexts with a successor, for orders 1 to N."""
     head_token_ids: tuple[TokenId, ...]
-    """The first N tokens; a merge needs them for n-grams across the boundary if another graph comes first."""
+    """First N tokens of the corpus; a merge needs them for n-grams across the boundary if another graph comes first."""
     tail_token_ids: tuple[TokenId, ...]
-    """The last N tokens; a merge needs them for n-grams across the boundary if another graph follows."""
+    """Last N tokens of the corpus; a merge needs them for n-grams across the boundary if another graph follows."""
     built_at: str
     """Time of the build, ISO 8601, UTC."""
     build_seconds: float
     """Duration of the build in seconds."""
     corpus_files: tuple[CorpusFile, ...]
-    """Files of the corpus in the order they were read; empty if it was made from token ids."""
+    """Files of the corpus in the order they were read; empty if the graph was made from token ids."""
     library_version: str
-    """Release of speculant-graph that built it."""
+    """Release of speculant-graph that built the graph."""
     calibration: Annotated[Base64Bytes, Field(max_length=MAX_CALIBRATION_BYTES)] = b""
     """Calibration for drafters, learned from the corpus; empty if there is none."""
     special_tokens: SpecialTokensName = "text"
     """How special tokens spelled out in texts were read: as ordinary text, or parsed."""
     skipped: tuple[SkippedFile, ...] = ()
-    """Files of the corpus that could not be read and were skipped, or in which records were skipped."""
+    """Corpus files that were skipped because they could not be read, and corpus files in which records were skipped."""
     num_model_words: _Number = 0
     """Number of 32-bit words of the neural model; 0 if there is none."""
 
@@ -78,7 +78,7 @@ class GraphMetadata:
         """Return sizes and origin of a graph for the JSON of commands.
 
         Args:
-            file_bytes: size of its file.
+            file_bytes: size of the graph's file in bytes.
         """
         nodes = sum(self.nodes_per_level)
         return {
@@ -118,7 +118,8 @@ def description_of(metadata: GraphMetadata, checksums: Sequence[str] = ()) -> by
     """Return a graph file's description, as JSON padded with spaces.
 
     Args:
-        metadata: the metadata; the size of the result does not depend on the numbers that are known last.
+        metadata: the metadata; the size of the result does not depend on the numbers that are known only at the end of
+            a build.
         checksums: checksums of the arrays, if known.
 
     Raises:
@@ -144,12 +145,12 @@ def read_description(name: str | Path, text: bytes) -> tuple[GraphMetadata, list
     """Return the metadata in a description, and the expected checksums of the arrays.
 
     Args:
-        name: its file, for messages.
+        name: the file with the description, for messages.
         text: the description.
 
     Raises:
-        GraphFileError: it is from a release whose files this release can't read.
-        Exception: it is not a description.
+        GraphFileError: the description is from a release whose files this release can't read.
+        Exception: the text is not a description.
     """
     packed = json.loads(text.decode("ascii"))
     version, checksums = packed["format_version"], packed["array_sha256"]

@@ -1,7 +1,8 @@
 """A graph as a read-only :class:`networkx.DiGraph` whose nodes and edges are computed on access.
 
-NetworkX keeps a graph in three mappings: node attributes, successors, predecessors. Here they are views of the arrays.
-So NetworkX's algorithms run on a graph of any size, and memory grows only with the parts that they access.
+NetworkX keeps a graph in three mappings: node attributes, successors, predecessors. Here these mappings are views of
+the graph's arrays. So NetworkX's algorithms run on a graph of any size, and memory grows only with the parts that the
+algorithms access.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ class NgramDiGraph(_DiGraph):
     """All tokens and contexts of an n-gram graph, with the counts of each context's successors.
 
     Nodes are tokens (int; attributes ``token_id``, ``text``, ``count``) and the contexts of 1 to N tokens that have
-    successors (tuple; no attributes). Edges run from a context to a token that followed it: ``weight`` =
-    P(token | context), ``count``, ``order`` = length of the context. ``G.graph`` has the origin of the graph.
+    successors (tuple; no attributes). Edges run from a context to a token that followed it. Their attributes are
+    ``weight`` = P(token | context), ``count``, and ``order`` = length of the context. ``G.graph`` describes the origin
+    of the graph.
 
     Accessing a node, an edge or the successors of a context takes microseconds. Every access to the predecessors of a
-    token searches the whole graph. Nodes and edges are frozen, and attributes are copies; ``nx.DiGraph(G)``
-    and ``G.copy()`` are ordinary graphs in memory, about a kilobyte per edge.
+    token searches the whole graph. Nodes and edges are frozen, and attributes are copies. ``nx.DiGraph(G)`` and
+    ``G.copy()`` make ordinary graphs in memory, which take about a kilobyte per edge.
     """
 
     def __new__(cls, graph: Any = None, decode: Decode | None = None, **attributes: Any) -> NgramDiGraph:  # noqa: D102
@@ -53,9 +55,9 @@ class NgramDiGraph(_DiGraph):
 
         Args:
             graph: the graph.
-            decode: converts token ids to text, for the attribute ``text``. None uses the graph's tokenizer, which is
-                loaded at the first access to a token and never downloaded. If it is not on this machine, the text is
-                empty.
+            decode: function that converts token ids to text, for the attribute ``text``. None uses the graph's
+                tokenizer, which is loaded at the first access to a token and never downloaded. If the tokenizer is not
+                on this machine, the text is empty.
         """
         super().__init__()
         metadata = graph.metadata
@@ -79,7 +81,7 @@ class NgramDiGraph(_DiGraph):
         nx.freeze(self)
 
     def number_of_edges(self, u: Node | None = None, v: Node | None = None) -> int:
-        """Return the number of edges, or the number (0 or 1) from ``u`` to ``v``."""
+        """Return the number of all edges, or the number of edges (0 or 1) from ``u`` to ``v``."""
         if u is not None:
             return super().number_of_edges(u, v)
         return sum(self.ngrams.metadata.transitions_per_order)
@@ -90,7 +92,7 @@ class NgramDiGraph(_DiGraph):
 
 
 class _Nodes(Mapping[Node, Attributes]):
-    """Node -> attributes: tokens by ascending id, then contexts, shorter ones first."""
+    """Mapping from nodes to their attributes: first tokens by ascending id, then contexts, shorter contexts first."""
 
     def __init__(self, graph: NgramGraph, decode: Decode) -> None:
         self.ngrams = graph
@@ -118,7 +120,7 @@ class _Nodes(Mapping[Node, Attributes]):
                 yield context
 
     def context(self, node: object) -> tuple[Ngram, Match]:
-        """Return a node as a context; raise a KeyError if it is not one."""
+        """Return a node as a context, with its match; raise a KeyError if the node is not a context."""
         found = self._match(node)
         if found is None:
             raise KeyError(node)
@@ -131,7 +133,7 @@ class _Nodes(Mapping[Node, Attributes]):
         return None if match is None else (context, match)
 
     def edge(self, context: Ngram, node: object) -> Attributes:
-        """Return the attributes of the edge from a context to a token; raise a KeyError if there is none."""
+        """Return the attributes of the edge from a context to a token; raise a KeyError if there is no such edge."""
         token_id = _token_of(node)
         weight = 0.0 if token_id is None else self.ngrams.probability(context, token_id)
         if token_id is None or not weight:
@@ -139,7 +141,7 @@ class _Nodes(Mapping[Node, Attributes]):
         return {"weight": weight, "count": self.ngrams.count((*context, token_id)), "order": len(context)}
 
     def records(self) -> Iterator[tuple[int, int, Int64Array]]:
-        """Yield the last tokens of all n-grams of 2 tokens and more, as (length, index of the first one, tokens)."""
+        """Yield the last tokens of all n-grams of 2 or more tokens, as (length, index of the first n-gram, tokens)."""
         for length in range(2, self.ngrams.max_order + 2):
             tokens = self.ngrams.trie.level(length)[:-1, TOKEN]
             for start in range(0, tokens.size, _RECORDS_AT_A_TIME):
@@ -148,7 +150,7 @@ class _Nodes(Mapping[Node, Attributes]):
 
     @cached_property
     def num_contexts(self) -> Int64Array:
-        """Number of contexts before each token, shape ``[ids]``; cached, because it takes a pass over all contexts."""
+        """Number of contexts before each token, shape ``[ids]``; cached, because counting passes over all contexts."""
         sums: Int64Array = np.zeros(TOKEN_MASK + 1, np.int64)
         for _, _, token_ids in self.records():
             sums += np.bincount(token_ids, minlength=sums.size)
@@ -156,7 +158,7 @@ class _Nodes(Mapping[Node, Attributes]):
 
 
 class _Neighbours(Mapping[Node, Mapping[Any, Attributes]]):
-    """Node -> its successors, or its predecessors."""
+    """Mapping from nodes to their successors, or to their predecessors."""
 
     def __init__(self, nodes: _Nodes, neighbours_of: Callable[[Any], Mapping[Any, Attributes]]) -> None:
         self._nodes, self._of = nodes, neighbours_of
@@ -174,7 +176,7 @@ class _Neighbours(Mapping[Node, Mapping[Any, Attributes]]):
 
 
 class _Row(Mapping[TokenId, Attributes]):
-    """Token that followed a context -> attributes of the edge."""
+    """Mapping from the tokens that followed a context to the attributes of the edges."""
 
     def __init__(self, nodes: _Nodes, node: object) -> None:
         self._nodes = nodes
@@ -192,7 +194,7 @@ class _Row(Mapping[TokenId, Attributes]):
 
 
 class _Column(Mapping[Ngram, Attributes]):
-    """Context that a token followed -> attributes of the edge, found by searching the whole graph."""
+    """Mapping from the contexts before a token to the attributes of the edges; iteration searches the whole graph."""
 
     def __init__(self, nodes: _Nodes, token_id: TokenId) -> None:
         self._nodes, self._token_id = nodes, token_id

@@ -37,7 +37,7 @@ class Match:
     order: int
     """Length of the context in tokens."""
     node: int
-    """Its index among the n-grams of this length."""
+    """Index of the context among the n-grams of this length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +77,16 @@ _NETWORKX_NAMES = frozenset({
     "number_of_nodes", "order", "out_degree", "out_edges", "pred", "predecessors", "remove_edge", "remove_node",
     "reverse", "size", "subgraph", "succ", "to_directed", "to_undirected",
 })  # fmt: skip
-"""Attributes of a :class:`networkx.DiGraph`; the error for them points to the networkx view."""
+"""Names of attributes of a :class:`networkx.DiGraph`; the error for such a name points to the networkx view."""
 _NO_IDS = "look-ups take a sequence of token ids; encode text with the graph's tokenizer first"
 NO_SUCCESSORS = Successors(np.empty(0, np.uint32), np.empty(0, np.uint32))
 
 
 class NgramGraph:
-    """All contexts of 1 to N tokens of a corpus, and how often each token followed them.
+    """All contexts of 1 to N tokens in a corpus, with the number of times that each token followed them.
 
-    Every lookup takes any integers as token ids; ids outside the vocabulary are unknown. Anything but a sequence of
-    integers raises :class:`~speculant_graph.errors.GraphError`.
+    Lookups accept any sequence of integers as token ids; ids outside the vocabulary match nothing. Any other argument
+    raises :class:`~speculant_graph.errors.GraphError`.
     """
 
     def __init__(self, trie: Trie, metadata: GraphMetadata) -> None:
@@ -106,7 +106,7 @@ class NgramGraph:
         )
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Callable[..., NgramGraph], tuple[Any, ...]]:
-        """Pickle the graph; with protocol 5 to the bytes that :meth:`save` writes."""
+        """Pickle the graph; protocol 5 gives the bytes that :meth:`save` writes."""
         return graph_from_pickle, pickled(self.trie, self.metadata, protocol.__index__())
 
     @classmethod
@@ -114,20 +114,20 @@ class NgramGraph:
         """Open a graph file; its arrays stay on disk, mapped read-only, and all processes share them.
 
         An untrusted file is safe to open: it is not unpickled, no code in it runs, and lookups check every index that
-        they read from it. To publish a new graph, rename its file; never write into an open file.
+        they read from it. To publish a new graph, rename its file to this path; never write into an open file.
 
         Args:
             path: the file, written by :meth:`save`, by a build, or by ``pickle.dump(graph, file, protocol=5)``.
-            verify: read all arrays and compare their checksums; this also brings the file into memory.
+            verify: read all arrays and compare their checksums; this also loads the file into memory.
             complete: also check all conditions that every built graph fulfils.
 
         Raises:
-            GraphFileError: the file is not a graph, damaged, or of a version that this release can't read.
+            GraphFileError: the file is not a graph, is damaged, or has a version that this release can't read.
         """
         return cls(*read_graph(path, verify=verify, complete=complete))
 
     def save(self, path: str | Path) -> None:
-        """Write a graph file atomically; it replaces an existing file.
+        """Write a graph file, and atomically replace an existing file.
 
         Raises:
             GraphFileError: the file can't be written.
@@ -151,7 +151,7 @@ class NgramGraph:
         return Match(order, node) if low < high else None
 
     def successors(self, context: Match | Sequence[TokenId]) -> Successors:
-        """Return the tokens that followed exactly this context, with their counts; none if it is unknown."""
+        """Return the tokens that followed exactly this context, with their counts; none if the context is unknown."""
         match = context if isinstance(context, Match) else self.match_order(context, _num_tokens(context))
         if match is None:
             return NO_SUCCESSORS
@@ -159,7 +159,7 @@ class NgramGraph:
         return Successors(*self.core.read(match.order + 1, low, high))
 
     def probability(self, context: Sequence[TokenId], token_id: TokenId) -> float:
-        """Return P(token | exactly this context): its share of all successors' counts; 0 if it was never seen."""
+        """Return P(token | exactly this context), the token's share of all successors' counts; 0 if never seen."""
         match = self.match_order(context, _num_tokens(context))
         if match is None:
             return 0.0
@@ -169,7 +169,7 @@ class NgramGraph:
         return self.count([*context, token_id]) / max(1, total)
 
     def count(self, ngram: Sequence[TokenId]) -> int:
-        """Return how often an n-gram of 1 to N+1 tokens occurs; 0 if never, or if it was pruned.
+        """Return the count of an n-gram of 1 to N+1 tokens; 0 if it never occurs or was pruned.
 
         Raises:
             GraphError: the n-gram is longer than N+1 tokens, or empty.
@@ -194,7 +194,7 @@ class NgramGraph:
         Args:
             length: number of tokens in an n-gram, 1 to N+1.
             start: index of the first n-gram.
-            stop: index after the last; to the end if None.
+            stop: index after the last n-gram; None continues to the end.
 
         Returns:
             Token ids, shape ``[stop - start, length]``.
@@ -208,7 +208,7 @@ class NgramGraph:
         return self.core.spell(length, start, max(start, stop)).reshape(-1, length)
 
     def most_common(self, n: int, length: int = 1) -> list[tuple[Ngram, int]]:
-        """Return the n most frequent n-grams of one length with their counts; ties in lexicographic order.
+        """Return the n most frequent n-grams of one length with their counts; ties are in lexicographic order.
 
         Raises:
             GraphError: n-grams of this length are not counted.
@@ -227,7 +227,7 @@ class NgramGraph:
         """Yield all contexts of one order that have successors, in lexicographic order.
 
         Raises:
-            GraphError: there is no such order.
+            GraphError: the graph has no contexts of this order.
         """
         if not 0 < _whole(order, "order") <= self.max_order:
             raise GraphError(f"contexts have 1 to {self.max_order} tokens, not {order}; use an order in this range")
@@ -245,7 +245,7 @@ class NgramGraph:
 
     @cached_property
     def nx(self) -> NgramDiGraph:
-        """The graph as a read-only :class:`networkx.DiGraph` that is computed on access; see its class."""
+        """The graph as a read-only :class:`networkx.DiGraph` that is computed on access; see ``NgramDiGraph``."""
         from speculant_graph.graph.network import NgramDiGraph  # networkx takes half a second
 
         return NgramDiGraph(self)
@@ -253,7 +253,7 @@ class NgramGraph:
     if not TYPE_CHECKING:  # type checkers would accept every name
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse an unknown name, and point to networkx's methods."""
+            """Refuse an unknown attribute; for the names of networkx's methods, point to the networkx view."""
             hint = f"; the networkx view has it: graph.nx.{name}" if name in _NETWORKX_NAMES else ""
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}", name=name, obj=self)
 
@@ -279,7 +279,7 @@ class NgramGraph:
 
 
 class ContextIndex(Mapping[tuple[int, ...], int]):
-    """Every context with successors -> its order; a lookup takes at most N searches in short rows."""
+    """Mapping from every context with successors to its order; a lookup takes at most N searches in short rows."""
 
     def __init__(self, graph: NgramGraph) -> None:
         """Make an index of a graph."""

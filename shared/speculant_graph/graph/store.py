@@ -12,8 +12,8 @@ in one byte). So ``pickle.load`` makes this call:
     BINBYTES or, from 4 GiB, 8    the block of arrays, at a multiple of 64 bytes, outside of a frame
     FRAME TUPLE3 REDUCE STOP      and a MEMOIZE after every value
 
-A pickle is a program, and anyone may have written the file. The reader does not run it. Instead, the pickler writes the
-bytes that must surround text and block, and the reader refuses a file with any other bytes there.
+A pickle is a program, and anyone may have written the file. The reader does not run this program. Instead, it lets
+CPython's pickler write the bytes that must surround text and block, and refuses a file with any other bytes there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
 
 MIN_BLOCK_BYTES = 1 << 16
-"""A pickler writes smaller blocks in another form."""
+"""Minimum size of a block, because a pickler writes smaller blocks in another form."""
 _ALIGNMENT = 64
 _MAX_TEXT_BYTES = 16 << 20
 _CALL_START, _TAIL_BYTES = 11, 15
@@ -74,7 +74,7 @@ class NewGraphFile:
         self._start, self._num_bytes = len(before), len(before) + self._block_bytes + len(after)
         num_levels = len(metadata.nodes_per_level)
         self.level_offsets = tuple(self._start + _WORD_BYTES * offset for offset in self._offsets[:num_levels])
-        """Byte offset of the records of each level."""
+        """Byte offsets of the levels' records."""
         with writing(path):
             # Allocate the space now: here a full disk is an error, but it kills a process that writes through a memory
             # map.
@@ -83,12 +83,12 @@ class NewGraphFile:
             write_all(file, after)
 
     def map(self) -> Trie:
-        """Map the arrays into memory, writable."""
+        """Map the arrays into memory for writing."""
         block = self._block(mmap.ACCESS_WRITE)
         return trie_of(np.frombuffer(block, _DTYPE), *self._sizes)
 
     def finish(self, contexts_per_order: tuple[int, ...], build_seconds: float, jobs: int) -> None:
-        """Complete the metadata and checksums.
+        """Write the complete metadata and the checksums.
 
         Args:
             contexts_per_order: see :class:`GraphMetadata`.
@@ -116,7 +116,7 @@ class NewGraphFile:
 
 @contextmanager
 def new_graph_file(path: Path, folder: Path, metadata: GraphMetadata) -> Iterator[NewGraphFile]:
-    """Yield a new graph file in a folder, and move it to its path at the end. After an error, remove it."""
+    """Yield a new graph file in a folder. At the end, move it to ``path``; after an error, remove it."""
     with replacing(path, _check, folder) as temporary, temporary.open("xb+", buffering=0) as file:
         yield NewGraphFile(path, file, metadata)
 
@@ -143,7 +143,7 @@ def checked_output(path: str | Path) -> Path:
 
 
 def check_description(metadata: GraphMetadata) -> None:
-    """Refuse metadata that readers would refuse, before the build starts its work.
+    """Refuse metadata that readers would refuse, before n-grams are counted or merged.
 
     Raises:
         GraphFileError: there are too many files in the corpus, or the calibration is too large.
@@ -152,7 +152,7 @@ def check_description(metadata: GraphMetadata) -> None:
 
 
 def write_pickled(graph: object, path: str | Path) -> None:
-    """Pickle a graph to a file atomically; it replaces an existing file.
+    """Pickle a graph to a file, and atomically replace an existing file.
 
     Raises:
         GraphFileError: the file can't be written.
@@ -180,10 +180,10 @@ def read_graph(path: str | Path, *, verify: bool, complete: bool) -> tuple[Trie,
 
 
 def check_graph(trie: Trie, metadata: GraphMetadata) -> None:
-    """Refuse arrays and metadata that no build writes. Takes time linear in their size.
+    """Refuse arrays and metadata that no build writes. The check takes time linear in their size.
 
     Raises:
-        GraphFileError: they are inconsistent.
+        GraphFileError: the arrays or the metadata are inconsistent.
     """
     damage = _core.find_damage(_core.Trie(trie.words, trie.table), trie.first)
     levels = [trie.level(length) for length in range(1, trie.max_order + 2)]
@@ -208,7 +208,7 @@ def _adds_up(totals: list[int], metadata: GraphMetadata) -> bool:
 def pickled(trie: Trie, metadata: GraphMetadata, protocol: int) -> tuple[bytes, str, Any]:
     """Return the arguments of :func:`graph_from_pickle` that restore a graph.
 
-    With protocol 5 the arrays are not copied, unless they are tiny.
+    Protocol 5 does not copy the arrays, unless they are tiny.
 
     Raises:
         GraphFileError: the description is larger than readers accept.
@@ -224,7 +224,9 @@ def pickled(trie: Trie, metadata: GraphMetadata, protocol: int) -> tuple[bytes, 
 
 
 def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGraph:
-    """Return the graph of a pickle: ``pickle.load`` calls this. Its name is in every graph file and must not change.
+    """Return the graph of a pickle: ``pickle.load`` calls this.
+
+    The name of this function is in every graph file and must not change.
 
     Args:
         checksum: SHA-256 of the description.
@@ -232,7 +234,7 @@ def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGra
         block: the arrays' bytes, in memory.
 
     Raises:
-        GraphFileError: description or arrays are damaged.
+        GraphFileError: the description or the arrays are damaged.
     """
     from speculant_graph.graph.ngrams import NgramGraph  # late, because that module imports this one
 
@@ -243,12 +245,12 @@ def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGra
 
 
 def file_text(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str] = ()) -> bytes:
-    """Return a graph's description, space-padded so that the next block is aligned.
+    """Return a graph's description, padded with spaces so that the block after it is aligned.
 
-    Its size depends neither on the checksums nor on the numbers that are known only at the end.
+    The size of the description depends neither on the checksums nor on the numbers that are known only at the end.
 
     Raises:
-        GraphFileError: it is larger than readers accept.
+        GraphFileError: the description is larger than readers would accept.
     """
     text = aligned(description_of(metadata, checksums), block_bytes)
     if len(text) > _MAX_TEXT_BYTES:
@@ -257,16 +259,16 @@ def file_text(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str
 
 
 def aligned(text: bytes, block_bytes: int) -> bytes:
-    """Return a text, space-padded so that the next block of the file is aligned."""
+    """Return a text, padded with spaces so that the block after it in the file is aligned."""
     before, _ = around(text, block_bytes)
     return text.ljust(len(text) + -len(before) % _ALIGNMENT)
 
 
 def around(text: bytes, block_bytes: int, protocol: int = 5) -> tuple[bytes, bytes]:
-    """Return the bytes that a pickler writes before the block, including the text, and after it.
+    """Return the bytes that a pickler writes before the block (including the text), and the bytes after the block.
 
     Args:
-        text: ASCII.
+        text: the description, in ASCII.
         block_bytes: size of the block.
         protocol: 4 or 5.
     """
@@ -293,22 +295,22 @@ def _arguments(text: bytes, block: Any) -> tuple[bytes, str, Any]:
 
 @cache
 def _call() -> bytes:
-    """Return the bytes that name the function; they are the same in every file."""
+    """Return the pickled name of the function, which is the same in every file."""
     text = b" " * 256
     before, _ = around(text, MIN_BLOCK_BYTES)
     return before[_CALL_START : before.index(b"C\x20" + hashlib.sha256(text).digest())]
 
 
 def _is_graph(head: bytes) -> bool:
-    """Return whether the head of a file is that of a graph."""
+    """Return whether a file that begins with ``head`` is a graph."""
     return head[:1] == b"\x80" and head[_CALL_START:] == _call()
 
 
 def read_container(path: Path) -> tuple[bytes, memoryview]:
-    """Open a file and return its text and its block, which is mapped and read on access.
+    """Open a file, and return its text and its block. The block is mapped and read on access.
 
     Raises:
-        GraphFileError: it can't be read, is not a graph file, or is damaged.
+        GraphFileError: the file can't be read, is not a graph file, or is damaged.
     """
     foreign = f"{path} is not a graph file; build one with 'speculant build' or GraphBuilder"
     try:
@@ -338,7 +340,7 @@ def read_container(path: Path) -> tuple[bytes, memoryview]:
 
 
 def release_pages(trie: Trie) -> None:
-    """Remove a mapped graph file from the process's resident memory; lookups map the pages that they need again.
+    """Remove a mapped graph file from the process's resident memory; later lookups map the needed pages again.
 
     The file's pages stay in the system's cache for as long as there is room. Does nothing if the graph was not mapped.
     """
@@ -356,7 +358,7 @@ def damaged(path: Path | str, reason: str) -> GraphFileError:
 
 
 def _opened(name: str | Path, text: bytes, block: memoryview, *, verify: bool) -> tuple[Trie, GraphMetadata]:
-    """Return the graph of a description and a block."""
+    """Return the trie and the metadata of a graph, from its description and its block."""
     try:
         metadata, checksums = read_description(name, text)
         sizes = (metadata.nodes_per_level, metadata.tokenizer.vocabulary_size, metadata.num_model_words)
@@ -375,7 +377,7 @@ def _opened(name: str | Path, text: bytes, block: memoryview, *, verify: bool) -
 
 
 def _spans(block: memoryview, offsets: tuple[int, ...]) -> list[memoryview]:
-    """Cut a block into its arrays, each with its padding zeros."""
+    """Cut a block into its arrays, each with the zeros that pad it."""
     starts = [_WORD_BYTES * offset for offset in offsets[:-1]]
     return [block[start:stop] for start, stop in zip(starts, [*starts[1:], block.nbytes], strict=True)]
 

@@ -1,4 +1,4 @@
-"""Converts addresses of servers from users' form to gRPC's; does not read settings."""
+"""Converts server addresses from the form that users write to gRPC's form; does not read settings."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from urllib.parse import quote
 from speculant_graph.errors import ConfigError
 
 MAX_SOCKET_PATH_BYTES = 105
-"""Length limit of the path of a Unix socket on Linux."""
+"""Maximum length of a Unix socket's path on Linux."""
 
 _UNIX_PREFIX = "unix://"
 _DNS_PREFIX = "dns:///"
 _HOST_AND_PORT = re.compile(r"(?:\[[^/\[\]]+\]|[^:/\[\]]+):([0-9]{1,5})")
-"""Brackets separate the port of an IPv6 address from its last group."""
+"""Brackets separate the last group of an IPv6 address from the port."""
 MAX_PORT = 65_535
-"""Highest port of TCP."""
+"""Highest TCP port."""
 
 
 def split_addresses(addresses: str) -> tuple[str, ...]:
-    """Return the addresses of a client's comma-separated list, ``dns:///name:port`` among them as it is.
+    """Return the addresses in a client's comma-separated list; ``dns:///name:port`` stays as it is.
 
     Raises:
-        ConfigError: one is malformed, or occurs twice.
+        ConfigError: an address is malformed, or occurs twice.
     """
     found = [address.strip() for address in addresses.split(",")]
     for address in found:
@@ -39,26 +39,27 @@ def split_addresses(addresses: str) -> tuple[str, ...]:
 
 
 def is_name(address: str) -> bool:
-    """Return whether an address stands for all addresses of a name: ``dns:///name:port``."""
+    """Return whether an address is ``dns:///name:port``, which stands for all addresses of the name."""
     return address.startswith(_DNS_PREFIX)
 
 
 def plain_address(address: str) -> str:
-    """Return an address as a single one, of which gRPC looks up the name itself."""
+    """Return an address without the prefix ``dns:///``; gRPC itself looks up the name in it."""
     return address.removeprefix(_DNS_PREFIX)
 
 
 def lookup(address: str) -> tuple[str, ...]:
-    """Return every address that one of a client's list stands for; it may ask the network.
+    """Return every address that an item of a client's list stands for. This may use the network.
 
-    Of a name with addresses of both IP versions, those of the version that the system prefers are taken: a machine that
-    has both counts once.
+    If a name has addresses of both IP versions, only the version that the system prefers is used, so that a machine
+    with both versions counts once.
 
     Args:
         address: an item of :func:`split_addresses`.
 
     Returns:
-        ``host:port`` of each address of ``dns:///name:port``, none if the name is not known now; others themselves.
+        For ``dns:///name:port``, ``host:port`` of each address of the name; empty if the name can't be looked up now.
+        Any other address is returned unchanged.
     """
     if not is_name(address):
         return (address,)
@@ -72,10 +73,10 @@ def lookup(address: str) -> tuple[str, ...]:
 
 
 def lasting_name(address: str) -> str:
-    """Return ``name:port`` of an address whose host has a name, as a pod's outlasts its number; it may block.
+    """Return ``name:port`` for an IP address and port, because a pod's name outlasts its IP address. May block.
 
     Args:
-        address: ``host:port`` of a number; any other is returned as it is, and so is one without a name.
+        address: ``host:port``. It is returned unchanged if the host is not an IP address, or has no name.
     """
     host, _, port = address.rpartition(":")
     if _literal(host) is None:
@@ -91,11 +92,11 @@ def reachable_addresses(addresses: str) -> dict[str, str]:
     """Look up the addresses of a client's comma-separated list.
 
     Returns:
-        Every address, and the host name that its certificate is for, if the address does not show it. A name that is
-        not known stands for itself, so that whoever connects to it tells why that fails.
+        Every address, with the host name in the server's certificate. This name is empty if the address itself shows
+        it. A name that can't be looked up counts as an address, so that connecting to it fails with the reason.
 
     Raises:
-        ConfigError: one is malformed, or one is there twice.
+        ConfigError: an address is malformed, or occurs twice.
     """
     return {
         each: host_name(address)
@@ -105,12 +106,12 @@ def reachable_addresses(addresses: str) -> dict[str, str]:
 
 
 def host_name(address: str) -> str:
-    """Return the name of ``dns:///name:port``; empty for other addresses, which show it."""
+    """Return the host name in ``dns:///name:port``; empty for other addresses, which show their hosts."""
     return plain_address(address).rpartition(":")[0] if is_name(address) else ""
 
 
 def step_socket_path(path: Path) -> Path:
-    """Return the path of the socket for steps without gRPC, for a server on this socket."""
+    """Return the path of the socket for steps without gRPC, given the path of the server's gRPC socket."""
     return path.with_name(path.name + ".steps")
 
 
@@ -118,7 +119,7 @@ def socket_path(address: str) -> Path | None:
     """Return the path of a ``unix:///path`` address, or None for ``host:port``.
 
     Raises:
-        ConfigError: it is neither, or the path is too long for a socket.
+        ConfigError: the address has neither form, or the path is too long for a socket.
     """
     if address.startswith(_UNIX_PREFIX + "/"):
         path = Path(address.removeprefix(_UNIX_PREFIX))
@@ -148,11 +149,11 @@ def require_addresses(addresses: str, option: str) -> None:
     """Refuse addresses that a server can't listen on, before slow work begins.
 
     Args:
-        addresses: separated by commas; empty for none.
+        addresses: the addresses, separated by commas; empty for none.
         option: the setting's name.
 
     Raises:
-        ConfigError: one is malformed.
+        ConfigError: an address is malformed.
     """
     for address in filter(None, map(str.strip, addresses.split(","))):
         try:
@@ -169,7 +170,7 @@ def require_port(address: str, option: str) -> None:
         option: the setting's name.
 
     Raises:
-        ConfigError: it has another form.
+        ConfigError: the address has another form.
     """
     try:
         path = socket_path(address) if address else None
@@ -183,7 +184,7 @@ def grpc_target(address: str) -> str:
     """Return ``address`` in gRPC's form, for clients and servers.
 
     Raises:
-        ConfigError: it is neither ``unix:///path`` nor ``host:port``.
+        ConfigError: the address is neither ``unix:///path`` nor ``host:port``.
     """
     path = socket_path(address)
     return address if path is None else _UNIX_PREFIX + quote(str(path))
@@ -202,15 +203,16 @@ def stays_local(address: str) -> bool:
         address: ``unix:///path`` or ``host:port``.
 
     Raises:
-        ConfigError: it has neither of the two forms.
+        ConfigError: the address has neither of the two forms.
     """
     return socket_path(address) is not None or host_stays_local(address.rpartition(":")[0])
 
 
 def host_stays_local(host: str) -> bool:
-    """Return the same for a host: a name, or an address with or without brackets.
+    """Return whether a connection to a host (a name, or an address with or without brackets) stays on this machine.
 
-    A name is resolved only if an environment variable names a proxy. It is local if all of its addresses are.
+    A name is resolved only if an environment variable names a proxy. A name is local if all of its addresses are
+    loopback addresses.
     """
     if (found := _literal(host)) is not None:
         return found.is_loopback or found.is_unspecified
@@ -226,7 +228,7 @@ def host_stays_local(host: str) -> bool:
 
 
 def _literal(host: str) -> IPv4Address | IPv6Address | None:
-    """Return the address in a host's text, IPv4-mapped IPv6 as IPv4; None if it is a name."""
+    """Return the IP address of a host, with an IPv4-mapped address as IPv4; None if the host is a name."""
     try:
         found = ip_address(host.strip("[]"))
     except ValueError:

@@ -29,7 +29,7 @@ _NO_PROXY = (
 
 
 def message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
-    """Return the options of a channel or a server that limit its messages."""
+    """Return the options that limit the message size of a channel or a server."""
     return [
         ("grpc.max_send_message_length", max_message_bytes),
         ("grpc.max_receive_message_length", max_message_bytes),
@@ -38,16 +38,16 @@ def message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One drafter's address with everything that a channel needs; made once, so that mistakes are reported early."""
+    """A drafter's address with all that a channel to it needs; made once, so that mistakes are reported early."""
 
     address: str
     """The address as configured, for messages."""
     options: tuple[tuple[str, str | int], ...]
     """Options of the channel."""
     credentials: grpc.ChannelCredentials | None = field(default=None, repr=False)
-    """None: not encrypted."""
+    """TLS credentials; None: the channel is not encrypted."""
     metadata: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Metadata of every call."""
+    """Metadata to send with every call."""
 
     @classmethod
     def of(cls, address: str, config: ClientConfig | None = None, host_name: str = "") -> Endpoint:
@@ -55,9 +55,9 @@ class Endpoint:
 
         Args:
             address: ``unix:///path`` or ``host:port``.
-            config: encryption and credentials, none by default; its own addresses are not looked at. A Unix socket is
-                never encrypted.
-            host_name: whose certificate the drafter shows; empty: that of the address's own host.
+            config: encryption and credentials, none by default; the addresses in it are ignored. A Unix socket is never
+                encrypted.
+            host_name: host name in the drafter's certificate; empty: the host in the address.
 
         Raises:
             ConfigError: the address has neither of the two forms, a certificate can't be used, or the token would
@@ -105,13 +105,13 @@ def open_channel(
 ) -> grpc.Channel:
     """Return a channel; all channels of this project are made here.
 
-    Loopback addresses and Unix sockets never use a proxy. Others use one as gRPC documents it, from ``grpc_proxy``,
-    ``https_proxy`` or ``http_proxy``, except for hosts in ``no_grpc_proxy`` or ``no_proxy``.
+    Loopback addresses and Unix sockets never use a proxy. Other addresses use the proxy in ``grpc_proxy``,
+    ``https_proxy`` or ``http_proxy``, as gRPC documents, except for hosts in ``no_grpc_proxy`` or ``no_proxy``.
 
     Args:
         address: ``unix:///path`` or ``host:port``.
         options: options of the channel.
-        credentials: None does not encrypt.
+        credentials: TLS credentials; None does not encrypt.
 
     Raises:
         ConfigError: the address has neither of the two forms.
@@ -132,12 +132,12 @@ def connect_channel(address: str, config: ClientConfig | None = None) -> grpc.Ch
 def explained(field: str, file: str, fault: str, fix: str) -> Iterator[None]:
     """Raise ConfigError if the block can't read certificate files or use them.
 
-    gRPC accepts any bytes, and later reports only that it can't connect.
+    gRPC itself accepts any bytes, and later reports only that it can't connect.
 
     Args:
-        field: the setting.
-        file: its file, as shown in the message.
-        fault: the problem if the file can be read.
+        field: name of the setting.
+        file: the setting's file, as shown in the message.
+        fault: the problem to report if the file can be read but not used.
         fix: the fix for this problem.
     """
     try:

@@ -1,8 +1,8 @@
-"""Converts the drafter's messages between bytes and our values; the only such mapping.
+"""Converts the drafter's messages between bytes and our types; no other module does.
 
-The core reads and writes steps; protobuf handles all rarer messages. Every decoder checks the guarantees of the wire's
-specification and otherwise raises :class:`DraftRequestError` with a one-line reason; it raises no other error for any
-message. The caller checks values that depend on the graph (token ids of a request, graph names).
+The core reads and writes steps; protobuf handles all rarer messages. Every decoder checks that a message follows the
+specification of the wire protocol. If not, it raises :class:`DraftRequestError` with a one-line reason. The caller
+checks values that depend on the graph (token ids of a request, graph names).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SHA256_BYTES = 32
 
 
 def _numbers(names: Any, enum: Any, prefix: str) -> dict[Any, int]:
-    """Return the wire's numbers of a Literal's names, for the names that the wire has."""
+    """Return the wire's number of each name in a Literal, without the names that are not on the wire."""
     numbers = dict(enum.items())
     fields = {name: prefix + name.upper().replace("-", "_") for name in get_args(names)}
     return {name: numbers[field] for name, field in fields.items() if field in numbers}
@@ -66,7 +66,7 @@ def encode_options(options: DraftOptions) -> bytes:
     """Return options as a StrategyOptions.
 
     Raises:
-        DraftRequestError: a sidecar does not serve a name, such as a verifier's own strategy.
+        DraftRequestError: an option has a value that no sidecar serves, such as a verifier's own strategy.
     """
     wanted = {name: value for name, value in asdict(options).items() if value is not None and name in _TRAVELLING}
     for name, numbers in _NUMBERS.items():
@@ -86,8 +86,8 @@ def decode_options(payload: bytes) -> DraftOptions:
     """Return a StrategyOptions as options.
 
     Raises:
-        UnservedRequestError: it has an unknown value that must not be ignored.
-        DraftRequestError: it can't be parsed, or a value is invalid. The drafter checks bounds.
+        UnservedRequestError: the message has an unknown value that must not be ignored.
+        DraftRequestError: the message can't be parsed, or a value is invalid. Bounds are checked later, by the drafter.
     """
     try:
         message = pb.StrategyOptions.FromString(payload)
@@ -122,7 +122,7 @@ def decode_open_request(message: pb.OpenSessionRequest) -> OpenRequest:
     """Return the request in ``message``.
 
     Raises:
-        DraftRequestError: it breaks a rule of the wire.
+        DraftRequestError: the request breaks a rule of the wire protocol.
     """
     if message.session_id == 0:
         raise DraftRequestError(
@@ -161,7 +161,7 @@ def encode_open_response(answer: OpenResponse) -> pb.OpenSessionResponse:
 
 
 def decode_open_response(message: pb.OpenSessionResponse) -> OpenResponse:
-    """Return the response to opening a session."""
+    """Return the response in ``message``."""
     tokenizer = Fingerprint(message.tokenizer_name, message.tokenizer_sha256.hex(), message.vocabulary_size)
     return OpenResponse(message.graph_generation, tokenizer, message.max_order, message.next_position)
 
@@ -177,7 +177,7 @@ def request_writer(options: DraftOptions = DEFAULT_OPTIONS, graph: str = "") -> 
     """Return a writer for the message of a step.
 
     Args:
-        options: how to draft.
+        options: the drafting options.
         graph: name of the graph of sequences without a session; empty for the default graph.
     """
     return RequestWriter(graph.encode(), encode_options(options))
@@ -197,12 +197,12 @@ def decode_step_answer(
         payload: the StreamDraftResponse, or the DraftResponse alone.
         budgets: requested node budget, per sequence.
         strategy: the requested strategy.
-        vocabulary_size: drafted token ids and those of q must be below it.
-        is_enveloped: whether it is a StreamDraftResponse.
+        vocabulary_size: exclusive upper bound of the token ids in drafts and in q.
+        is_enveloped: whether ``payload`` is a StreamDraftResponse.
 
     Raises:
         SpeculantError: the step failed, for the reason in the message.
-        DraftRequestError: the response breaks a rule of the wire. A decoded draft can be verified safely.
+        DraftRequestError: the response breaks a rule of the wire protocol. A decoded draft can be verified safely.
     """
     answer = read_answer(payload, is_enveloped, budgets, vocabulary_size, strategy)
     if isinstance(answer, bytes):
@@ -211,7 +211,7 @@ def decode_step_answer(
 
 
 def encode_step_failure(step_id: int, error: BaseException) -> bytes:
-    """Return the StreamDraftResponse of a failed step, with only our own text."""
+    """Return the StreamDraftResponse for a failed step; its message contains only our own text."""
     code, message = to_status(error)
     failure = pb.StepError(code=code.value[0], message=message)
     if (delay_s := advised_delay_s(error)) is not None:

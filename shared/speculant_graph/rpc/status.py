@@ -1,6 +1,6 @@
-"""Converts our errors to gRPC status codes and back; the only such table.
+"""Converts our errors to gRPC status codes and back; no other module does.
 
-Only our own messages are sent: any unexpected error becomes INTERNAL with a neutral sentence, so that no exception
+Only our own messages are sent. Any unexpected error becomes INTERNAL with a neutral sentence, so that no exception
 text, path or value leaks to a client.
 """
 
@@ -45,11 +45,11 @@ _ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
 """The client's error for each code; every other code means that the drafter is unavailable."""
 
 CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-"""Codes by their numbers in ``google.rpc.Code``, as in ``StepError.code``."""
+"""gRPC's codes by their numbers in ``google.rpc.Code``; ``StepError.code`` has such a number."""
 
 
 _NO_SERVER = re.compile(r"failed to connect to all addresses.*(Connection refused|No such file or directory)")
-"""gRPC's details for an address without a server: each address in three spellings, and the reason at the end."""
+"""gRPC's details if no server listens at an address. They spell each address in three ways, and end with the reason."""
 
 
 def to_status(error: BaseException) -> tuple[grpc.StatusCode, str]:
@@ -94,7 +94,7 @@ def _retry_delay_s(status: bytes) -> float:
 
 
 def advised_delay_s(error: BaseException) -> float | None:
-    """Return an error's retry delay for the response, in seconds; 0: waiting does not help, None: no delay."""
+    """Return the retry delay to send with an error, in seconds; 0 if waiting does not help, None to send none."""
     if isinstance(error, OverloadError):
         return error.retry_delay_s
     return 0.0 if isinstance(error, DraftLimitError) else None

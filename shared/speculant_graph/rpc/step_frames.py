@@ -1,4 +1,4 @@
-"""Frames of a step socket: each message follows its length, 4 bytes, little-endian."""
+"""Frames of a step socket: each message is preceded by its length, a little-endian number of 4 bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LENGTH = 4
 
 
 def framed(payload: bytes) -> bytes:
-    """Return a message with its length."""
+    """Return a message with its length before it."""
     return len(payload).to_bytes(_LENGTH, "little") + payload
 
 
@@ -16,12 +16,12 @@ class FrameReader:
     """Assembles messages from received bytes."""
 
     def __init__(self, most_bytes: int) -> None:
-        """Make a reader; ``most_bytes`` is the length of the longest message."""
+        """Make a reader of messages that have at most ``most_bytes`` bytes."""
         self._most_bytes = most_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the messages that are now complete.
+        """Add received bytes, and yield the messages that are now complete.
 
         Raises:
             ValueError: a message is longer than the limit.

@@ -1,7 +1,7 @@
-"""Reads the access file, a TOML file of the clients that may call a server, with their tenants and graphs.
+"""Reads the access file, a TOML file that lists the clients of a server with their tenants and graphs.
 
-The file has only digests of tokens, so nobody who reads it can use them. Without a file, every client that can connect
-may do everything. This module does not depend on gRPC.
+The file has only digests of tokens, so a person who reads it can't use the tokens. Without a file, every client that
+can connect may do everything. This module does not depend on gRPC.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REQUEST_ID_KEY = "x-request-id"
 """Metadata key and HTTP header of a call's id, which the client may choose."""
 _SANE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ALL = "*"
-"""Stands for all tenants or all graphs."""
+"""Name that stands for all tenants or all graphs."""
 
 _HEX_DIGITS = frozenset("0123456789abcdef")
 _UNKNOWN_CLIENT = "the server does not know this client; send the token or the certificate that its access file names"
@@ -66,11 +66,11 @@ class Principal(BaseModel):
     token_sha256: Annotated[str, AfterValidator(_digest)] | None = None
     certificate_name: _Text | None = None
     tenants: _Names = Field(default_factory=lambda known: frozenset({known["name"]}))
-    """Its tenants; "*" means all."""
+    """The client's tenants; "*" means all."""
     graphs: _Names = frozenset({ALL})
-    """Graphs it may draft from; "*" means all."""
+    """Graphs that the client may draft from; "*" means all."""
     admin: bool = False
-    """Whether it may use the admin service."""
+    """Whether the client may use the admin service."""
 
     @model_validator(mode="after")
     def _can_be_recognised(self) -> Self:
@@ -79,10 +79,10 @@ class Principal(BaseModel):
         return self
 
     def require_tenant(self, tenant: str) -> str:
-        """Return the tenant of a request: the named one, or the client's only tenant.
+        """Return the tenant of a request: the named tenant, or the client's only tenant.
 
         Raises:
-            AccessError: the request names another client's tenant, or names none although the client has several.
+            AccessError: the request names another client's tenant, or names no tenant although the client has several.
         """
         if self.owns_tenant(tenant):
             return tenant
@@ -96,12 +96,12 @@ class Principal(BaseModel):
         return only
 
     def require_graph(self, name: str) -> str:
-        """Return the graph of a request: the named one, or the client's only graph; "" for any.
+        """Return the graph of a request: the named graph, the client's only graph, or "" if the client may use all.
 
         If the name joins several layers by '+', the client must have access to all of them.
 
         Raises:
-            AccessError: the request names a graph that is not the client's, or names none although the client has
+            AccessError: the request names a graph that is not the client's, or names no graph although the client has
                 several.
         """
         if name and not all(map(self.may_use_graph, name.split("+"))):
@@ -118,7 +118,7 @@ class Principal(BaseModel):
         return ALL in self.tenants or tenant in self.tenants
 
     def may_use_graph(self, name: str) -> bool:
-        """Return whether it may draft from a graph."""
+        """Return whether the client may draft from a graph."""
         return ALL in self.graphs or name in self.graphs
 
     def require_admin(self) -> None:
@@ -164,7 +164,7 @@ class AccessPolicy:
 
     @classmethod
     def load(cls, path: Path | None) -> AccessPolicy:
-        """Read an access file; without one the policy is open.
+        """Read an access file; without a file, the policy admits every client.
 
         Args:
             path: the setting ``access.file``.
@@ -188,7 +188,7 @@ class AccessPolicy:
         """Find the client of a call.
 
         A token takes precedence over the certificate, so that a valid certificate never makes a wrong token acceptable.
-        A client must present both if its entry has both.
+        A client whose entry has both a token and a certificate must present both.
 
         Args:
             authorization_header: value of the metadata ``authorization``: "Bearer" and the token.
@@ -254,7 +254,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError) -> str:
-    """Return the location of pydantic's error, counted from 1, without any value."""
+    """Return pydantic's error with its location, counted from 1, but without any value."""
     errors = error.errors(include_input=False, include_url=False, include_context=False)
     # A misspelt key comes first, because it is the cause of a missing key.
     first = min(errors, key=lambda each: each["type"] != "extra_forbidden")

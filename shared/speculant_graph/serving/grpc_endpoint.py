@@ -1,7 +1,7 @@
 """gRPC code that all servers share: an interceptor for every call, and a server with health and reflection.
 
 The interceptor determines a call's client and id, checks capacity, and turns an error into one line. Methods take and
-return bytes. So our code parses the messages, and gRPC never sends the text of a Python exception.
+return bytes, so that our code parses the messages and gRPC never sends the text of a Python exception.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ _AUTHORIZATION = "authorization"
 _HANDSHAKE_TIMEOUT_MS = 5_000
 _KEEPALIVE_MS = 30_000
 _LEAST_PING_MS = 5_000
-"""Minimum time between pings of a client, with or without a running call. The documentation says 10 s, to allow for
-late timers. gRPC's own limits, five minutes and two hours, would end connections of clients with usual settings."""
+"""Minimum time between pings of a client, with or without a running call. The documentation tells clients to wait 10 s,
+to allow for late timers. gRPC's own limits, five minutes and two hours, would end connections of clients with usual
+settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,8 @@ class Call:
 
 
 Method = Callable[[Any, Call], Awaitable[Any]]
-"""Takes the bytes of a request (unused for a stream). Returns the bytes of the response, or writes to the call's
-context."""
+"""Function that takes the bytes of a request (unused for a stream). It returns the bytes of the response, or writes
+responses to the call's context."""
 
 
 class CallInterceptor:
@@ -73,7 +74,7 @@ class CallInterceptor:
         self._max_concurrent = max_concurrent
         self._num_running = 0
         self.ended: Counter[tuple[str, str]] = Counter()
-        """Finished calls, by method and the name of their status, including refused ones."""
+        """Number of finished calls, by method and name of the status; refused calls are included."""
 
     def unary(self, name: str, method: Method) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Return the handler of a method with one request and one response."""
@@ -150,7 +151,7 @@ async def _abort(context: Any, error: Exception) -> NoReturn:
 
 
 def log_failure(method: str, error: Exception) -> grpc.StatusCode:
-    """Log a failed call or step: our own failures as errors with a traceback, a client's at level DEBUG."""
+    """Log a failed call or step: our own failures as errors with a traceback, a client's mistakes at level DEBUG."""
     code, _ = to_status(error)
     if code is grpc.StatusCode.INTERNAL:
         logger.opt(exception=error).error("{} failed", method)
@@ -177,8 +178,8 @@ class GrpcEndpoint:
 
         Args:
             access: the access settings, for warnings.
-            credentials: TLS of TCP addresses; None serves them unencrypted. Unix sockets always are.
-            health_service: reports the served names.
+            credentials: TLS for TCP addresses; None serves them unencrypted. Unix sockets are never encrypted.
+            health_service: reports the health of the served names.
             handlers: handlers of the service's methods.
             service_name: the service's name, for reflection.
             max_calls: maximum number of concurrent calls over one connection.
@@ -213,7 +214,7 @@ class GrpcEndpoint:
             option: the setting's name.
 
         Raises:
-            ConfigError: an address is malformed or in use; the addresses before it stay bound.
+            ConfigError: an address is malformed or in use; earlier addresses in the list stay bound.
         """
         bound = [self._bind(address.strip(), option) for address in addresses.split(",")]
         warn_of_exposure(self._access, bound)
@@ -229,7 +230,7 @@ class GrpcEndpoint:
         await self._server.stop(None)
 
     def close(self) -> None:
-        """Remove sockets, and release their locks; the server must have stopped."""
+        """Remove the socket files, and release their locks; the server must have stopped."""
         for path in self._paths:
             path.unlink(missing_ok=True)
         for lock in self._locks:

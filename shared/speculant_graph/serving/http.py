@@ -1,8 +1,8 @@
 """HTTP code that all servers share: the server, and the middleware for every request.
 
-The server is uvicorn in an existing event loop, without its signal handlers, logs and process management. One ASGI
-middleware around the application handles the request's id, client, capacity and size. It does not use a web framework's
-middleware, which would hide a client's disconnect from the endpoint.
+The server is uvicorn in an existing event loop, without uvicorn's signal handlers, logs and process management. One
+ASGI middleware around the application handles the request's id, client, capacity and size. We do not use a web
+framework's middleware, because it would hide a client's disconnect from the endpoint.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from speculant_graph.serving.listening import bind_tcp
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of Prometheus metrics."""
 CERTIFICATE_NAMES = "certificate_names"
-"""Key in a connection's state for the names of the client's certificate; None if it presented none."""
+"""Key in a connection's state. Its value is the names in the client's certificate; None without a certificate."""
 PRINCIPAL = "speculant.principal"
-"""Key in a request's scope for its client."""
+"""Key in a request's scope. Its value is the client."""
 
 _CLIENT_LEFT = 499
-"""Status that proxies log if a client disconnects before the response."""
+"""HTTP status for a client that disconnects before the response; proxies log the same."""
 _MAX_DISCARDED = 16
-"""A body that is too large is read and discarded up to this multiple of the allowed size. The reason: most clients read
-the response only after they have sent the whole body."""
+"""A body that is too large is read and discarded up to this multiple of the allowed size, because most clients read the
+response only after they have sent the whole body."""
 _POLL_S = 0.02
 _MAX_HEAD_BYTES, _HEAD_TIMEOUT_S = 1 << 16, 10.0
-"""Limits of a request's first line and headers, which arrive before the client is known."""
+"""Limits in bytes and seconds of a request's first line and headers, which arrive before the client is known."""
 _KEEP_ALIVE_S = 30
 
 
@@ -131,10 +131,10 @@ class HttpServer:
 
 
 class HttpThread:
-    """A server with its own thread and event loop, so that a busy event loop of the caller does not delay it."""
+    """A server with its own thread and event loop, so that the caller's busy event loop does not delay it."""
 
     def __init__(self, server: HttpServer) -> None:
-        """Take a server that has not been started."""
+        """Wrap a server that has not been started."""
         self._server = server
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -147,7 +147,7 @@ class HttpThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._server.start(), self._loop))
 
     async def close(self) -> None:
-        """Stop listening, and close all connections. Valid also without a start, or after a failed one."""
+        """Stop listening, and close all connections. This also works without a start, or after a failed start."""
         if self._loop is None or self._thread is None:
             return
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._server.close(), self._loop))
@@ -164,7 +164,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """A connection. It stores the names in its client's certificate, and limits the heads of its requests."""
+    """A connection that stores the names in its client's certificate, and limits the heads of requests."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
@@ -207,7 +207,7 @@ class _Protocol(HttpToolsProtocol):
 
 
 def _names_in(certificate: dict[str, Any] | None) -> tuple[str, ...] | None:
-    """Return the common name and the DNS names of a verified certificate; None if the client presented none."""
+    """Return the common name and the DNS names of a verified certificate; None without a certificate."""
     if not certificate:
         return None
     names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
@@ -216,10 +216,10 @@ def _names_in(certificate: dict[str, Any] | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """The requirements of the middleware. It does not check requests whose paths have none of the prefixes."""
+    """Rules for requests whose paths have one of the prefixes; the middleware does not check other requests."""
 
     prefixes: tuple[str, ...]
-    """Prefixes of the paths for known clients."""
+    """Prefixes of the paths that only known clients may request."""
     max_requests: int
     """Maximum number of concurrent requests."""
     max_body_bytes: int
@@ -244,9 +244,9 @@ class AccessMiddleware:
 
         Args:
             app: the application.
-            rules: the requirements.
+            rules: the rules to apply.
             read_policy: returns the current access policy.
-            refuse: makes the response to a ``SpeculantError``, or to any other internal failure.
+            refuse: makes the response to an error; any error but a ``SpeculantError`` is an internal failure.
             read_problem: returns why no client may call now; None if the server is ready.
             count_request: called with path and status of every finished request whose path has one of the prefixes.
         """

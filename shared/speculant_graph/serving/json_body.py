@@ -11,7 +11,7 @@ from typing import Any
 from speculant_graph.errors import DraftRequestError
 
 MAX_DEPTH = 100
-"""Deepest nesting of lists and objects; schemas and tools have a few dozen levels."""
+"""Maximum nesting of lists and objects; schemas and tools need a few dozen levels."""
 
 _HALF_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
@@ -19,7 +19,7 @@ _ENCODINGS = ("utf-8", "utf8", "us-ascii", "ascii")
 _MAX_NAME = 64
 
 _Path = tuple["_Path", object] | None
-"""The path of an object or a list, and the key or index in it."""
+"""Path of a value: the path of its object or list, and the key or index in it; None for the whole body."""
 
 
 class JsonBodyError(DraftRequestError):
@@ -39,7 +39,7 @@ def require_json_type(content_type: str) -> None:
         content_type: value of the header; empty if there is none.
 
     Raises:
-        JsonBodyError: it declares another type or charset.
+        JsonBodyError: the header declares another type or charset.
     """
     media_type, *parameters = [part.strip().lower() for part in content_type.split(";")]
     if media_type != "application/json" and not re.fullmatch(r"application/[^/]+\+json", media_type):
@@ -52,11 +52,11 @@ def require_json_type(content_type: str) -> None:
 
 
 def read_json(body: bytes) -> Any:
-    """Return the value in a body.
+    """Return the JSON value in a body.
 
     Raises:
-        JsonBodyError: it is not UTF-8, not JSON, or nested too deeply; a string has an unpaired surrogate, which UTF-8
-            can't encode; a number is not finite or has too many digits; or an object repeats a name.
+        JsonBodyError: the body is not UTF-8, not JSON, or nested too deeply; a string has an unpaired surrogate, which
+            UTF-8 can't encode; a number is not finite or has too many digits; or an object repeats a name.
     """
     if not body.strip():
         raise JsonBodyError("the body is empty; send a JSON object")
@@ -132,10 +132,10 @@ def _decoded(body: bytes) -> str:
 
 
 def _check(value: Any) -> None:
-    """Refuse a value with problems, and report the first one in the text.
+    """Refuse a value with problems, and report the problem that comes first in the text.
 
     Raises:
-        JsonBodyError: it has a problem.
+        JsonBodyError: the value has a problem.
     """
     if _is_deep(value):
         raise _too_deep()

@@ -1,4 +1,4 @@
-"""Binds a server's addresses without taking them from another server, releases them, and sets up TLS."""
+"""Binds a server's addresses without taking them from another server, and sets up TLS."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def failure_of(address: str, reason: str, option: str) -> ConfigError:
 def lock_socket(path: Path, option: str) -> int:
     """Lock a socket's path for this process, and remove the socket file of a killed server.
 
-    Without the lock, gRPC would replace any socket file, and so take the address from a running server.
+    Without the lock, gRPC would replace any socket file, and would thus take the address from a running server.
 
     Returns:
         File descriptor of the lock; the lock file is not removed.
 
     Raises:
-        ConfigError: another server has the path, or a file there is not a socket.
+        ConfigError: another server uses the path, or the file at the path is not a socket.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     taken = ConfigError(
@@ -94,7 +94,9 @@ def lock_socket(path: Path, option: str) -> int:
 
 
 def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
-    """Return the TLS context of HTTP; None if no certificate is set. It requires client certificates as gRPC does.
+    """Return the TLS context of HTTP; None if no certificate is set.
+
+    Like gRPC, the context requires client certificates if ``tls_client_ca`` is set.
 
     Raises:
         ConfigError: a file is missing, is not PEM, or does not match the others; the message names the setting.
@@ -124,13 +126,13 @@ def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
 
 
 def server_credentials(config: AccessConfig) -> grpc.ServerCredentials | None:
-    """Return the credentials of gRPC's TCP addresses; None if no certificate is set.
+    """Return the credentials for gRPC's TCP addresses; None if no certificate is set.
 
     With ``tls_client_ca``, only clients with a certificate from one of its authorities can connect.
 
     Raises:
         ConfigError: see :func:`tls_context`. gRPC itself would fail only when a client connects, and would not report
-            it.
+            the failure.
     """
     if tls_context(config) is None or config.tls_certificate is None or config.tls_key is None:
         return None
@@ -144,8 +146,8 @@ def server_credentials(config: AccessConfig) -> grpc.ServerCredentials | None:
 def warn_of_exposure(config: AccessConfig, addresses: Iterable[str]) -> None:
     """Warn of addresses that are open to every client, and of addresses at which keys travel unencrypted.
 
-    There is no warning for loopback addresses. It is not an error, because the network or a proxy may protect the
-    server.
+    There is no warning for loopback addresses and Unix sockets. An exposed address is not an error, because the network
+    or a proxy may protect the server.
     """
     is_open = config.file is None and config.tls_client_ca is None
     if not is_open and (config.file is None or config.tls_certificate is not None):
@@ -168,7 +170,8 @@ def warn_of_exposure(config: AccessConfig, addresses: Iterable[str]) -> None:
 def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
     """Return the common name and the DNS names of the client's certificate.
 
-    There are none without ``tls_client_ca``: clients prove that they own a certificate only if it is set.
+    Without ``tls_client_ca`` there are no names, because only this setting makes clients prove that they own a
+    certificate.
 
     Args:
         auth_context: the value of ``ServicerContext.auth_context()``.

@@ -1,4 +1,4 @@
-"""Reads a tenant's learned text for reports, without changing it, even while a sidecar uses the folder."""
+"""Reads a tenant's learned text for reports. It changes nothing and works while a sidecar uses the folder."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ class LearnedText:
     """A snapshot of a tenant's learned text."""
 
     texts: tuple[tuple[int, bytes], ...]
-    """The young text, oldest first: row ids, which are milliseconds since 1970, and little-endian 32-bit token ids."""
+    """Young text, which is not yet in a graph file, oldest first. Each item has a row id (milliseconds since 1970) and
+    little-endian 32-bit token ids."""
     layers: tuple[Layer, ...]
-    """The graph files of the older text, oldest first."""
+    """Graph files of the older text, oldest first."""
     database_bytes: int
-    """Size of the database with the young text and the target's rows, in bytes."""
+    """Size in bytes of the tenant's database, which contains the young text and the target model's top tokens."""
     damaged: tuple[Path, ...] = ()
     """Graph files that can't be read; their text is lost."""
 
     @property
     def num_young_tokens(self) -> int:
-        """Tokens of the young text."""
+        """Number of tokens in the young text."""
         return sum(len(text) for _, text in self.texts) // ID_BYTES
 
 
@@ -44,8 +45,9 @@ def read_learned(learned: Path, tenant: str) -> LearnedText:
     """Return the learned text of a tenant.
 
     Args:
-        learned: the folder of one graph; a sidecar has one per graph below ``server.learned``.
-        tenant: any text.
+        learned: the folder with the learned text of one graph; a sidecar has one such folder per graph below
+            ``server.learned``.
+        tenant: name of the tenant, any text.
 
     Raises:
         ConfigError: the folder has no text of the tenant, or can't be read.
@@ -75,16 +77,16 @@ def read_learned(learned: Path, tenant: str) -> LearnedText:
 
 
 def export_learned(learned: LearnedText, output: Path, tokenizer: Fingerprint | None) -> NgramGraph:
-    """Write all learned text of a tenant as one ordinary graph; no n-gram crosses texts.
+    """Write all learned text of a tenant as one ordinary graph. No n-gram crosses from one text into the next.
 
     Args:
-        learned: the text.
+        learned: the tenant's learned text.
         output: the graph file.
-        tokenizer: the tokenizer of the ids; None: the one that the graph files name.
+        tokenizer: the tokenizer of the ids; None takes it from the graph files.
 
     Raises:
-        ConfigError: there is no text, or no file names the tokenizer.
-        TokenizerMismatchError: the files have another tokenizer.
+        ConfigError: there is no text, or the tokenizer is unknown.
+        TokenizerMismatchError: the graph files have another tokenizer.
         GraphFileError: a file is damaged, or the output can't be written.
     """
     if learned.layers:

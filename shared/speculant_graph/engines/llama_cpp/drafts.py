@@ -42,13 +42,13 @@ class SpeculantDraft:
         Args:
             model_path: the model's GGUF file; its tokenizer is compared with the graph's.
             most_drafted: maximum number of tokens to draft.
-            tokenizer: folder or hub name of the model's tokenizer, if the GGUF conversion changed the one in the file.
+            tokenizer: folder or hub name of the model's tokenizer; needed if the GGUF conversion changed the tokenizer.
             settings: fields of :class:`~speculant_graph.engines.factory.EngineSettings`; sections are dictionaries.
 
         Raises:
             ConfigError: a setting is wrong, or the file can't be read.
             GraphFileError: the graph can't be read.
-            TokenizerMismatchError: the graph was built with another tokenizer than the model's.
+            TokenizerMismatchError: the graph was built with a tokenizer other than the model's.
             ModuleNotFoundError: the extra ``llama-cpp`` is not installed.
         """
         if tokenizer is None:
@@ -66,7 +66,7 @@ class SpeculantDraft:
         atexit.register(self.close)
 
     def __call__(self, input_ids: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
-        """Draft after a text.
+        """Return a draft that continues a text.
 
         Args:
             input_ids: all tokens so far, shape ``[length]``.

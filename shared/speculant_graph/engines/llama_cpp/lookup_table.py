@@ -1,13 +1,13 @@
-"""Export of a graph as a lookup cache of llama.cpp, so that an unmodified ``llama-server`` drafts from it.
+"""Export of a graph as a lookup cache of llama.cpp, so that an unmodified ``llama-server`` drafts from the graph.
 
-llama.cpp finds the longest known context and drafts its most frequent successor, if it is frequent enough. The
-thresholds are fixed and accept short contexts with two occurrences, so most drafts from a whole graph would be wrong.
-So the export selects the drafts: it writes a context only if its best successor is likely enough, and writes only this
-successor. It writes only the longest contexts, because drafts from shorter ones cost more than they gain
-(docs/engines.md).
+llama.cpp finds the longest known context and drafts its most frequent successor, if this successor is frequent enough.
+llama.cpp's thresholds are fixed and accept short contexts with two occurrences, so most drafts from a whole graph would
+be wrong. Therefore the export selects the drafts: it writes a context only if the best successor is likely enough, and
+writes only this successor. The export writes only the longest contexts, because drafts from shorter contexts cost more
+than they gain (docs/engines.md).
 
-The file has no header. It has the format of ``common_ngram_cache_load`` in llama.cpp's ``common/ngram-cache.cpp``: one
-record per context, all values little-endian int32:
+The file has the format of ``common_ngram_cache_load`` in llama.cpp's ``common/ngram-cache.cpp``. The file has no
+header. Each context has one record of little-endian int32 values:
 
 .. code-block:: text
 
@@ -33,7 +33,7 @@ from speculant_graph.graph.store import damaged
 LONGEST = 4
 """Length of the longest context that llama.cpp looks up, in tokens."""
 LARGEST_COUNT = 20_000_000
-"""Limit of written counts, because llama.cpp multiplies counts by percentages in 32 bits."""
+"""Maximum count that is written, because llama.cpp multiplies counts by percentages in 32 bits."""
 
 ALWAYS_ENOUGH = 4
 """Count that passes llama.cpp's thresholds for contexts of any length."""
@@ -47,11 +47,11 @@ def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int =
     """Write a graph as a lookup cache of llama.cpp.
 
     The file is for ``llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE``. The cache contains only token
-    ids, so the model must have the graph's tokenizer; nothing compares them. The export needs about 50 MB of memory,
+    ids, so the model must have the graph's tokenizer, but nothing checks this. The export needs about 50 MB of memory,
     and more if contexts have many successors.
 
     Args:
-        graph: the graph; if its order is below 4, its longest contexts are written.
+        graph: the graph; contexts of 4 tokens are written, or the longest contexts of a graph whose order is below 4.
         path: the file; an older file stays intact until the new one is complete.
         min_count: minimum number of occurrences of a context in the corpus.
         min_share: minimum share of the most frequent successor among all successors of a context.
@@ -60,7 +60,7 @@ def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int =
         The number of contexts written.
 
     Raises:
-        ConfigError: ``min_count`` is below 1, or ``min_share`` is not from 0 to 1.
+        ConfigError: ``min_count`` is below 1, or ``min_share`` is not between 0 and 1.
         GraphFileError: the file can't be written, or the graph is damaged.
     """
     if min_count < 1:
@@ -83,9 +83,10 @@ def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int =
 
 
 def _portions(graph: NgramGraph, length: int) -> Iterator[tuple[int, Int64Array]]:
-    """Yield runs of contexts of one length: the index of the first context, and the starts of their successors.
+    """Yield contexts of one length in runs.
 
-    The starts have shape ``[contexts + 1]``; the last entry is the end of the last context's successors.
+    Each run has the index of its first context, and the indices at which the contexts' successors start. The indices
+    have shape ``[contexts + 1]``; the last entry is the end of the last context's successors.
     """
     level = graph.trie.level(length)
     num_contexts, num_successors = graph.trie.nodes_per_level[length - 1 : length + 1]
@@ -103,9 +104,9 @@ def _records(
 
     Args:
         graph: the graph.
-        length: tokens of a context.
+        length: number of tokens in a context.
         first: index of the first context.
-        bounds: starts of the contexts' successors, shape ``[contexts + 1]``.
+        bounds: indices at which the contexts' successors start, shape ``[contexts + 1]``.
         min_count: see :func:`export_llama_lookup`.
         min_share: see :func:`export_llama_lookup`.
     """

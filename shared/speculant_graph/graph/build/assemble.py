@@ -33,17 +33,17 @@ def assemble_graph(
     on_level: Callable[[int, int], None],
     model: UInt32Array | None = None,
 ) -> None:
-    """Write the graph of all parts, and remove the files of the parts.
+    """Write the graph of all parts, and remove the parts' files.
 
     Args:
         path: the graph file.
         folder: folder for the unfinished file, on the same file system.
         parts: all parts in the order of their keys.
-        metadata: the graph's metadata; sizes are filled in.
+        metadata: the graph's metadata; this function fills in the sizes.
         jobs: number of threads.
         watch: records time and memory.
         on_level: called with (steps done, all steps); copying a level is one step, and linking it is another.
-        model: the words of the neural model, if there is one.
+        model: the neural model as 32-bit words, if there is one.
 
     Raises:
         GraphError: a level has too many n-grams.
@@ -74,7 +74,7 @@ def assemble_graph(
 
 
 def _shared_levels(before: PartRecords, after: PartRecords) -> int:
-    """Return the number of leading tokens that all keys of two adjacent parts share; both parts have their records."""
+    """Return how many leading tokens all keys of two adjacent parts share. Both parts have records of these tokens."""
     first, second = before.prefix, after.prefix
     shared = 0
     while shared < min(len(first), len(second)) and first[shared] == second[shared]:
@@ -112,7 +112,7 @@ def _leaves(records: UInt32Array) -> UInt32Array:
 
 
 def _finish_trie(trie: Trie, jobs: int, on_level: Callable[[int], None]) -> tuple[int, ...]:
-    """Fill the columns ``best`` and ``link`` and the table ``first`` of a trie whose other columns are complete.
+    """Fill the columns ``best`` and ``link`` and the table ``first`` of a trie; all other columns must be complete.
 
     Returns:
         The number of contexts with a successor, for orders 1 to N.

@@ -39,31 +39,31 @@ class BuildReport:
     """Time and memory, recorded while a build runs."""
 
     tokenize_s: float = 0.0
-    """Wall seconds from the start to the token stream on disk, including loading the tokenizer."""
+    """Wall-clock seconds until the token stream is on disk, including the time to load the tokenizer."""
     train_s: float = 0.0
-    """Wall seconds of training the neural model; 0 without one."""
+    """Wall-clock seconds to train the neural model; 0 without a model."""
     calibrate_s: float = 0.0
-    """Wall seconds of learning from a held-out slice; 0 if it was skipped."""
+    """Wall-clock seconds to calibrate on a held-out slice; 0 if calibration was skipped."""
     count_s: float = 0.0
-    """Wall seconds of sorting and counting, until the linked arrays are on disk."""
+    """Wall-clock seconds to sort and count, until the linked arrays are on disk."""
     save_s: float = 0.0
-    """Wall seconds of checksums and metadata."""
+    """Wall-clock seconds to compute checksums and write metadata."""
     total_s: float = 0.0
-    """Wall seconds of the whole build, including waits for the disk."""
+    """Wall-clock seconds of the whole build, including waits for the disk."""
     count_cpu_s: float = 0.0
-    """CPU seconds of counting, all threads together."""
+    """CPU seconds of counting, summed over all threads."""
     peak_anon_bytes: int = 0
-    """Peak memory of this process that was not backed by files, sampled every 20 ms."""
+    """Peak memory of this process in bytes, without memory backed by files; sampled every 20 ms."""
 
     @property
     def build_seconds(self) -> float:
-        """Build time for the graph file; 0 if SOURCE_DATE_EPOCH requires a reproducible file."""
+        """Build time in seconds, for the graph file; 0 if SOURCE_DATE_EPOCH requires a reproducible file."""
         spent = self.tokenize_s + self.train_s + self.calibrate_s + self.count_s
         return 0.0 if _EPOCH in os.environ else round(spent, 3)
 
     @contextmanager
     def measuring(self, phase: Phase) -> Iterator[None]:
-        """Add the time of a block to a phase."""
+        """Measure the time of the ``with`` block, and add it to a phase."""
         wall, cpu = time.monotonic(), time.process_time()
         try:
             yield

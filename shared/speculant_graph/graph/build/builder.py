@@ -39,7 +39,8 @@ class BuildProgress:
     phase: Phase | Literal["check", "combine"]
     """Current phase. In ``check``, files are checked before they are read; in ``combine``, two graphs are merged."""
     done: int
-    """Finished units of the phase: bytes of corpus files, positions, the whole slice, tokens, levels, or records."""
+    """Finished units of the phase. Depending on the phase, these are bytes of corpus files, positions, the whole slice,
+    tokens, levels, or records."""
     total: int
     """Total units of the phase; 0 if unknown."""
     num_tokens: int
@@ -51,25 +52,27 @@ ProgressCallback = Callable[[BuildProgress], None]
 Calibrate = Callable[[Path, GraphMetadata, int, int, UInt32Array | None], bytes]
 """Function that returns :attr:`GraphMetadata.calibration`.
 
-Arguments: the file of a token stream; the graph's metadata; the memory limit in bytes; the number of threads; the words
-of the neural model or None. The function may put temporary files into the file's folder, and removes them."""
+Arguments: the file of a token stream; the graph's metadata; the memory limit in bytes; the number of threads; the
+neural model as 32-bit words, or None. The function may write temporary files next to the token stream, and removes
+them."""
 
 
 class GraphBuilder:
     """Builds one graph from the files of a corpus.
 
-    Every text is wrapped in the tokenizer's BOS and EOS tokens, if it has them; token ids are counted unchanged. Empty
-    documents are left out. The documents form one stream, so n-grams cross document boundaries unless
-    ``document_boundaries`` is set. Memory stays within ``memory`` for a corpus of any size. The exceptions are read as
-    a whole: a JSON record, a JSON file, a PDF, and a document without a point to split it.
+    Every text is wrapped in BOS and EOS tokens, if the tokenizer has them; documents of token ids are counted
+    unchanged. Empty documents are left out. The documents form one stream, so n-grams cross document boundaries unless
+    ``document_boundaries`` is set. Memory stays within ``memory`` for a corpus of any size. Four kinds of input are
+    exceptions, because they are read as a whole: a JSON record, a JSON file, a PDF, and a document without a point at
+    which to split it.
     """
 
     def __init__(self, tokenizer_name: str | Path = DEFAULT_MODEL, max_order: int = 5, **settings: Any) -> None:
-        """Take the settings of :class:`~speculant_graph.config.GraphConfig`.
+        """Make a builder with the settings of :class:`~speculant_graph.config.GraphConfig`.
 
         Args:
-            tokenizer_name: a name on the hub or a folder.
-            max_order: longest context.
+            tokenizer_name: the tokenizer's name on the hub, or its folder.
+            max_order: length of the longest context, in tokens.
             settings: other settings, by name.
 
         Raises:
@@ -98,10 +101,11 @@ class GraphBuilder:
             corpus: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
             output: the graph file.
             progress: called at every step.
-            calibrate: learns from the tokens how reliable contexts are. True calls
-                :func:`~speculant_graph.draft.pretraining.pretrain`, which takes about a second; False skips this.
-            start: the words of a neural model to train further, if a model is trained.
-            encode: converts files to token ids, here or on other machines, for example the result of
+            calibrate: function that learns from the tokens how reliable contexts are. True calls
+                :func:`~speculant_graph.draft.pretraining.pretrain`, which takes about a second; False skips
+                calibration.
+            start: a neural model to train further, as 32-bit words; not used if no model is trained.
+            encode: function that converts files to token ids, here or on other machines. An example is the result of
                 :func:`~speculant_graph.corpus.on_ray.encoding_on_ray`.
 
         Returns:
@@ -194,7 +198,7 @@ class GraphBuilder:
         progress: ProgressCallback | None = None,
         calibrate: Calibrate | bool = True,
     ) -> NgramGraph:
-        """Build a graph in the folder for temporary files; :meth:`save` writes it elsewhere.
+        """Build a graph in the system's folder for temporary files; :meth:`save` writes it to another path.
 
         Args:
             paths: files, folders, glob patterns, or ``-`` for standard input, counted in this order.
@@ -228,7 +232,7 @@ class GraphBuilder:
 
 
 def _standard_calibration() -> Calibrate:
-    """Return the standard calibration. Its module drafts, so it is in a higher layer and is imported by name here."""
+    """Return the standard calibration, imported by name because its module drafts and so is in a higher layer."""
     calibrate: Calibrate = importlib.import_module("speculant_graph.draft.pretraining").pretrain
     return calibrate
 
@@ -242,13 +246,13 @@ def build_from_token_ids(
     memory: int = 2_000_000_000,
     jobs: int = 1,
 ) -> NgramGraph:
-    """Build the graph of token ids.
+    """Build the graph of a stream of token ids.
 
     Args:
         token_ids: the stream, shape ``[num_tokens]``; nothing is added to it.
-        fingerprint: the tokenizer of the ids.
-        max_order: longest context.
-        documents: documents with boundaries, instead of ``token_ids``.
+        fingerprint: fingerprint of the tokenizer that made the ids.
+        max_order: length of the longest context, in tokens.
+        documents: token ids of each document, used instead of ``token_ids``; n-grams stop at document boundaries.
         memory: memory limit in bytes.
         jobs: number of threads.
 
@@ -287,18 +291,18 @@ def describe_tokens(
     corpus_files: tuple[CorpusFile, ...] = (),
     skipped: tuple[SkippedFile, ...] = (),
 ) -> GraphMetadata:
-    """Return the metadata of a token stream's graph, with sizes of 0.
+    """Return the metadata of a token stream's graph, with all sizes set to 0.
 
     Args:
         token_ids: the stream, shape ``[num_tokens]``.
-        fingerprint: the tokenizer of the ids.
-        max_order: longest context.
-        num_documents: documents in the stream.
+        fingerprint: fingerprint of the tokenizer that made the ids.
+        max_order: length of the longest context, in tokens.
+        num_documents: number of documents in the stream.
         document_boundaries: whether n-grams stop at document boundaries.
         special_tokens: how special tokens in texts were read.
         revision: commit of the tokenizer, if it comes from a hub.
         corpus_files: corpus files, if the stream was read from files.
-        skipped: files or parts that were skipped.
+        skipped: corpus files that were skipped, entirely or in part.
     """
     num_separators = num_documents - 1 if document_boundaries and num_documents else 0
     return GraphMetadata(

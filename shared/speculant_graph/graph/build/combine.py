@@ -1,6 +1,6 @@
 """Operations on graphs: merge two graphs, add text to a graph, and prune rare n-grams.
 
-A merge or an update has the same arrays as a build of all the text, including n-grams across the boundary.
+A merge or an update gives the same arrays as a build from all the text, including n-grams across the boundary.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def merge_graphs(
     progress: ProgressCallback | None = None,
     model: UInt32Array | None = None,
 ) -> NgramGraph:
-    """Write the graph of the first corpus followed by the second one.
+    """Write the graph of one corpus that consists of the first corpus followed by the second.
 
     The result keeps the calibration and the neural model of the larger corpus.
 
@@ -50,7 +50,7 @@ def merge_graphs(
         output: the graph file; it may be the file of ``first`` or ``second``.
         jobs: number of threads.
         progress: called at every step.
-        model: the words of a neural model to keep instead of the graphs' own.
+        model: a neural model to keep instead of the graphs' own models, as 32-bit words.
 
     Raises:
         TokenizerMismatchError: the tokenizers differ.
@@ -105,9 +105,9 @@ def update_graph(
         progress: called at every step.
 
     Raises:
-        ConfigError: a setting contradicts the graph, or its tokenizer can't be loaded.
+        ConfigError: a setting contradicts the graph, or the tokenizer can't be loaded.
         CorpusError: a file can't be read, or there is no text.
-        TokenizerMismatchError: the tokenizer with the graph's tokenizer name has changed.
+        TokenizerMismatchError: the tokenizer differs from the graph's; it may have changed under the same name.
         GraphError: the graph was pruned.
         GraphFileError: the graph is damaged, or the output can't be written or is being written by another process.
     """
@@ -125,7 +125,7 @@ def update_graph(
 
 
 def _settings_for(facts: GraphMetadata, config: GraphConfig) -> dict[str, Any]:
-    """Return build settings that match a graph; raise an error if the given ones contradict it."""
+    """Return build settings that match a graph; raise an error if the given settings contradict the graph."""
     _require_whole(facts)
     fixed = {name: getattr(facts, name) for name in ("max_order", "document_boundaries", "special_tokens")}
     for name, value in fixed.items():
@@ -161,7 +161,7 @@ def prune_graph(
         progress: called at every step.
 
     Raises:
-        GraphError: nothing would remain, or ``min_count`` is below 2 or below that of an earlier pruning.
+        GraphError: nothing would remain, or ``min_count`` is below 2 or below the ``min_count`` of an earlier pruning.
         GraphFileError: the graph is damaged, or the file can't be written.
     """
     check_graph(graph.trie, graph.metadata)
@@ -207,17 +207,17 @@ def _require_whole(metadata: GraphMetadata) -> None:
 
 
 def _calibration_size(facts: GraphMetadata) -> int:
-    """Return the corpus size of a calibration in tokens; 0 without a calibration."""
+    """Return the size in tokens of a calibrated graph's corpus; 0 if the graph has no calibration."""
     return facts.num_tokens if facts.calibration else 0
 
 
 def _model_size(graph: NgramGraph) -> int:
-    """Return the corpus size of a neural model in tokens; 0 without a model."""
+    """Return the size in tokens of the corpus of a graph with a neural model; 0 if the graph has no model."""
     return graph.metadata.num_tokens if graph.metadata.num_model_words else 0
 
 
 def _boundary(ours: GraphMetadata, theirs: GraphMetadata) -> dict[Ngram, int]:
-    """Return the changes of counts at the end of the first stream, because its last tokens now have a continuation."""
+    """Return how counts change at the end of the first stream, whose last tokens now have a continuation."""
     tail, head = ours.tail_token_ids, theirs.head_token_ids
     changes: Counter[Ngram] = Counter()
     for start in range(len(tail)):

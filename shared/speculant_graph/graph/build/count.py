@@ -1,7 +1,7 @@
-"""Counting of a token stream on disk into a graph file, within a memory limit.
+"""Counts the n-grams of a token stream on disk into a graph file, within a memory limit.
 
-The keys are divided into ranges of their first token, so parts are independent and their records can be concatenated.
-If a token is too frequent for one part, its keys are divided by the second token, and so on.
+The keys (packed n-grams) are divided into ranges of their first token, so that parts are independent and their records
+can be concatenated. If a token is too frequent for one part, its keys are divided by the second token, and so on.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.machine import anonymous_bytes
 
 CountProgress = Callable[[Phase, int, int], None]
-"""Called with ("count", done, total) in positions of the token stream. Later called with ("save", done, total) in steps
-of writing and linking levels."""
+"""Function that is called with ("count", done, total), in positions of the token stream. Later it is called with
+("save", done, total), in steps of writing and linking levels."""
 
 _PARTS_PER_JOB = 3
 _MIN_KEYS = 1 << 16
@@ -37,23 +37,23 @@ _MARGIN_BYTES = 64_000_000  # for the interpreter and its threads
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The keys that begin with ``prefix``, followed by a value from ``low`` to ``high - 1``."""
+    """The keys that begin with ``prefix`` and continue with a value from ``low`` to ``high - 1``."""
 
     prefix: tuple[int, ...]
-    """Values, token ids plus 1."""
+    """Values with which all keys begin; a value is a token id plus 1."""
     low: int
-    """Lowest next value; 0 is the end of a document."""
+    """Lowest value after the prefix; 0 means the end of a document."""
     high: int
-    """Upper bound of the next value, exclusive."""
+    """Upper bound of the value after the prefix, exclusive."""
     num_keys: int
-    """Number of stream positions with such a key."""
+    """Number of stream positions whose keys are in this part."""
 
     def is_single(self, length: int) -> bool:
-        """Return whether all its keys are equal."""
+        """Return whether all keys of this part are equal."""
         return self.high - self.low == 1 and (self.low == 0 or len(self.prefix) + 1 == length)
 
     def num_sorted(self, length: int) -> int:
-        """Return the number of keys to gather and sort: 0 if all are equal."""
+        """Return the number of keys to gather and sort; 0 if all keys are equal."""
         return 0 if self.is_single(length) else self.num_keys
 
 
@@ -102,13 +102,13 @@ def count_tokens(
     Args:
         stream: file of little-endian 32-bit token ids, with document separators if there are boundaries.
         output: the graph file.
-        metadata: the graph's metadata; sizes are filled in.
+        metadata: the graph's metadata; this function fills in the sizes.
         folder: folder for records and the unfinished file, on the same file system as the output.
         memory: limit of this process's anonymous memory, in bytes.
         jobs: number of threads.
         watch: records time and memory.
         on_progress: called at every step.
-        model: the words of the neural model, if there is one.
+        model: the neural model as 32-bit words, if there is one.
 
     Raises:
         CorpusError: the stream is empty.
@@ -133,7 +133,7 @@ def count_tokens(
 
 
 def map_tokens(stream: Path) -> UInt32Array:
-    """Map a token stream, shape ``[num_tokens]``, read-only."""
+    """Map a token stream into memory, shape ``[num_tokens]``, read-only."""
     if not stream.stat().st_size:
         return np.empty(0, np.uint32)
     return np.asarray(np.memmap(stream, "<u4", "r"))
@@ -157,8 +157,8 @@ def fit_into(free: int, num_tokens: int, layout: KeyLayout, jobs: int) -> tuple[
     """Return the number of concurrent jobs, and the maximum number of keys in a part.
 
     Args:
-        free: available bytes.
-        num_tokens: positions of the stream; parts are small enough to keep all jobs busy.
+        free: available memory in bytes.
+        num_tokens: number of stream positions; parts are small enough that all jobs stay busy.
         layout: layout of keys.
         jobs: maximum number of jobs.
     """
@@ -174,7 +174,7 @@ def fit_into(free: int, num_tokens: int, layout: KeyLayout, jobs: int) -> tuple[
 def count_partitions(
     token_ids: UInt32Array, parts: Sequence[Partition], layout: KeyLayout, folder: Path, jobs: int
 ) -> Iterator[PartRecords]:
-    """Yield the records of parts of a token stream, in order; their files are in the folder."""
+    """Yield the records of a token stream's parts, in order; ``folder`` contains their files."""
     largest = max(part.num_sorted(layout.length) for part in parts)
     # Each job has two arrays of keys and reuses them; only their used pages take memory.
     free_buffers: queue.SimpleQueue[tuple[UInt64Array, UInt64Array]] = queue.SimpleQueue()

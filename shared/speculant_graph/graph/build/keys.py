@@ -1,10 +1,10 @@
 """Keys: n-grams of N+1 tokens packed into words, sorted streams of weighted keys, and their records on disk.
 
 A token is stored as its id plus 1 in ``bits`` bits; 0 means the end of the stream or of a document. Sorting keys word
-by word gives the lexicographic order of their n-grams, shorter ones first.
+by word gives the lexicographic order of their n-grams, shorter n-grams first.
 
-A graph is the sum of its keys: every (N+1)-gram, plus shorter n-grams that ended with a document or lost their
-continuations to pruning. So merge, update and pruning use the same code as a build to write records from keys.
+A graph is the sum of its keys: every (N+1)-gram, plus shorter n-grams that end a document or whose continuations were
+pruned. So merge, update and pruning use the same code as a build to write records from keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from speculant_graph.graph.layout import INNER_WORDS, Int64Array, Trie, UInt64Ar
 
 _KEYS_AT_A_TIME = 1 << 16
 _RECORDS = 1 << 15
-"""Records of a level per write; so many fit into a CPU core's cache."""
+"""Number of records that one write adds to a level; this many fit into a CPU core's cache."""
 _WORD_BITS = 63  # not 64, so that every word is also non-negative as a signed number
 
 
@@ -34,13 +34,13 @@ class KeyLayout:
     bits: int
     """Bits per token."""
     per_word: int
-    """Tokens per word; the first one is in the highest bits."""
+    """Tokens per word; the first token is in the highest bits."""
     num_words: int
     """Words per key."""
 
     @classmethod
     def of(cls, vocabulary_size: int, max_order: int) -> KeyLayout:
-        """Return the layout for a vocabulary size and a longest context."""
+        """Return the layout for a vocabulary size and a maximum context length."""
         length, bits = max_order + 1, vocabulary_size.bit_length()
         per_word = min(length, _WORD_BITS // bits)
         return cls(length, bits, per_word, -(-length // per_word))
@@ -51,7 +51,7 @@ class KeyLayout:
         return 8 * self.num_words
 
     def pack(self, ngram: tuple[int, ...]) -> list[int]:
-        """Return the words of an n-gram of up to N+1 tokens."""
+        """Return the words that an n-gram of up to N+1 tokens is packed into."""
         values = [*(token_id + 1 for token_id in ngram), *(0,) * (self.per_word * self.num_words - len(ngram))]
         words = []
         for start in range(0, len(values), self.per_word):
@@ -64,10 +64,10 @@ class KeyLayout:
 
 @dataclass(frozen=True, slots=True)
 class WeightedKeys:
-    """A chunk of a stream of keys, ascending."""
+    """A chunk of a stream of ascending keys."""
 
     keys: UInt64Array
-    """Shape ``[n, num_words]``."""
+    """The keys, shape ``[n, num_words]``."""
     weights: Int64Array
     """Number of occurrences per key, shape ``[n]``; negative to subtract occurrences."""
 
@@ -125,7 +125,7 @@ def merged(first: KeyStream, second: KeyStream) -> KeyStream:
 
 @dataclass(frozen=True, slots=True)
 class PartRecords:
-    """The records of a part of the keys on disk; each part numbers its records from 0."""
+    """The records on disk of one part of the keys; each part numbers its records from 0."""
 
     prefix: tuple[int, ...]
     """Common prefix of all keys of the part: token ids plus 1."""
@@ -134,7 +134,7 @@ class PartRecords:
     totals: tuple[int, ...]
     """Sum of counts per level."""
     files: tuple[Path, ...]
-    """One file per level, with 16-byte records; records of the last level have the child 0."""
+    """One file per level, with 16-byte records; records of the last level have child index 0."""
 
 
 def emitter_bytes(layout: KeyLayout) -> int:
@@ -150,9 +150,10 @@ def emit_records(
     The number of tokens that a key shares with the previous key determines the levels that start a new record.
 
     Args:
-        keys: ascending keys in chunks of shape ``[n, num_words]``, each with its counts, ``[n]``; None means 1 each.
+        keys: ascending keys in chunks of shape ``[n, num_words]``, each chunk with its counts, shape ``[n]``. None
+            means a count of 1 for each key.
         layout: layout of keys.
-        stem: the files are named ``stem.1``, ``stem.2``, ...
+        stem: path of the files without the level: the files are named ``stem.1``, ``stem.2``, ...
         prefix: common prefix of all keys.
     """
     emitter = _core.Emitter(layout.length, layout.bits, _RECORDS)

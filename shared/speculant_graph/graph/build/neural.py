@@ -15,10 +15,10 @@ from speculant_graph.graph.layout import UInt32Array
 MOST_POSITIONS = 2_500_000
 """Maximum number of training positions, which take about 23 s (9.3 µs each, on a shared core of an Intel Xeon)."""
 LARGE_CORPUS, MOST_OF_LARGE = 20_000_000, 1_200_000
-"""Tokens of a large corpus, about 90 MB of text, and maximum number of training positions for it. Its build takes 38 s
-without a model, so the model takes at most a quarter of a build's time."""
+"""Size in tokens from which a corpus is large (about 90 MB of text), and the maximum number of training positions for
+it. A build of that size takes 38 s without a model, so training takes at most a quarter of the build's time."""
 PASSES = 4
-"""Number of times that every position of a smaller corpus is used."""
+"""Number of times that training uses every position of a small corpus."""
 
 
 def train_model(
@@ -29,17 +29,17 @@ def train_model(
     leaves_out: bool,
     start: UInt32Array | None = None,
 ) -> UInt32Array | None:
-    """Train a model; the same stream gives the same words.
+    """Train a model; the same stream always gives the same model.
 
     Args:
         stream: file of little-endian 32-bit token ids, with document separators if there are boundaries.
         vocabulary_size: limit of token ids; larger ids are skipped.
-        on_progress: called with (positions done, all positions). An exception from it ends the training.
-        leaves_out: whether to leave out the held-out pieces of the calibration.
-        start: the words of a model to train further.
+        on_progress: called with (positions done, all positions). An exception from this function ends the training.
+        leaves_out: whether training leaves out the pieces held out for calibration.
+        start: a model to train further, as 32-bit words.
 
     Returns:
-        The words of the model, in the layout of ``native/neural/model.hpp``; None if the corpus is too small.
+        The model as 32-bit words, in the layout of ``native/neural/model.hpp``; None if the corpus is too small.
     """
     token_ids = map_tokens(stream)
     if token_ids.size < SMALLEST_CORPUS:

@@ -1,4 +1,4 @@
-"""Choice of the corpus parts for calibration; other training must leave out the held-out pieces."""
+"""Chooses the corpus parts for calibration; other training must leave out the held-out pieces."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 SMALLEST_CORPUS = 5_000
-"""Minimum corpus size in tokens; calibration on a smaller one would not generalise."""
+"""Minimum corpus size in tokens; calibration on a smaller corpus would not generalise."""
 MOST_COUNTED = 1_000_000
-"""Maximum number of counted tokens."""
+"""Maximum number of tokens that calibration counts."""
 MOST_HELD_OUT = 20_000
-"""Maximum number of held-out tokens, for which calibration drafts."""
+"""Maximum number of held-out tokens; calibration drafts for them."""
 MOST_PIECES = 20
 """Maximum number of held-out pieces."""
 
@@ -31,7 +31,8 @@ class Slices:
 def divide(num_tokens: int) -> Slices:
     """Divide a stream evenly; ``num_tokens`` must be at least :data:`SMALLEST_CORPUS`.
 
-    A fiftieth is held out; for small corpora up to a tenth, because fewer tokens would teach little.
+    A fiftieth of the stream is held out. Of small corpora, up to a tenth is held out, because fewer tokens would teach
+    little.
     """
     held_out = min(MOST_HELD_OUT, num_tokens // _SMALL_CORPUS_SHARE, max(num_tokens // _HELD_OUT_SHARE, _ENOUGH))
     num_pieces = max(1, min(MOST_PIECES, held_out // _SMALLEST_PIECE))
