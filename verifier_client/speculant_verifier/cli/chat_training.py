@@ -91,7 +91,7 @@ class ChatTraining:
         return "\n".join(lines)
 
     def _run(self, argument: str, *, present: str) -> int:
-        """Run ``speculant train`` and return its exit status. Ctrl-C reaches it, too; even then, wait for its end."""
+        """Run ``speculant train``; return its exit status. After Ctrl-C, which it also receives, wait for its end."""
         from speculant_verifier.service.learning import environment_of
 
         recorder = self._decoder.engine.recorder

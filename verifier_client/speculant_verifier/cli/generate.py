@@ -44,8 +44,8 @@ class GenerateSettings(DecodingSettings):
     """
 
     prompt: CliPositionalArg[list[str]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Text to continue; several texts are decoded together. '-' is all of standard input, and also the default without
-    --prompts."""
+    """Text to continue; several texts are decoded together. '-' reads all of standard input, which is also the default
+    without --prompts."""
     prompts: Path | None = None
     """File with more prompts, one per line; '-' is standard input. In a .jsonl file, a line is a text, or an object
     with 'prompt' (text or token ids) or 'messages' (a conversation). The object's 'document' names the document that

@@ -50,7 +50,7 @@ class TrainSettings(ReportingSettings):
     """Folder of recorded requests, from --record.folder."""
     output: Path | None = None
     """NAME of the adapter, required for training. It becomes a link to the newest version in the folder NAME.d, which
-    also has the previous version."""
+    also contains the previous version."""
     continue_from: Path | None = None
     """Continue from this adapter, with its rank. By default, training begins with an adapter that changes nothing."""
     evaluate: Path | None = None
