@@ -244,8 +244,8 @@ def flags_of(
 
 
 _SECTION_FLAGS = {"--draft-model.name": "--draft-model", "--record.folder": "--record", "--access.file": "--access"}
-"""Maps a setting's flag to the flag of its section, which is short for it. Pydantic alone would expect the whole
-section as JSON after the section's flag."""
+"""Maps a setting's flag to its section's flag, which is a short form of the setting's flag. Pydantic alone would expect
+the whole section as JSON after the section's flag."""
 
 
 def _add_argument(group: Any, *names: str, **options: Any) -> None:

@@ -35,16 +35,16 @@ class Capabilities:
     chain: StrategyName | None = None
     """Strategy that replaces this one in engines that can't verify trees, if there is one."""
     is_calibrated: bool = False
-    """Whether its drafts have path probabilities that estimate acceptance; otherwise they have none."""
+    """Whether the drafts have path probabilities that estimate acceptance; otherwise they have no probabilities."""
     has_proposals: bool = False
-    """Whether it samples tokens from distributions q and returns q. It samples siblings only for rules that use
-    siblings."""
+    """Whether the strategy samples tokens from distributions q and returns q. It samples siblings only for rules that
+    use siblings."""
     needs_graph: bool = False
-    """Whether it drafts only from the graph."""
+    """Whether the strategy drafts only from the graph."""
     fills_budget: bool = False
-    """Whether it fills its node budget, however improbable the nodes."""
+    """Whether the strategy fills its node budget, however improbable the nodes are."""
     takes_model: bool = False
-    """Whether a draft model may draft with it."""
+    """Whether a draft model may draft with this strategy."""
 
 
 STRATEGIES: dict[StrategyName, Capabilities] = {

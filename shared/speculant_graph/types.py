@@ -31,8 +31,8 @@ CouplingName = Literal["none", "gumbel"]
 ``nasd``."""
 
 SiblingsName = Literal["none", "without-replacement", "independent"]
-"""How ``sampling`` draws several children of a node: not at all, which makes chains; without replacement, for the rule
-``tree-wor``; or independently from q, for ``tree-iid``."""
+"""How ``sampling`` draws siblings. 'none' makes chains, 'without-replacement' is for the rule ``tree-wor``, and
+'independent' draws each sibling from q, for the rule ``tree-iid``."""
 
 SourceName = Literal["corpus", "session", "learned", "recycled", "neural"]
 """Sources of successors: the graph, this sequence, earlier texts, the target's top tokens, neural model and mixer."""
@@ -203,8 +203,8 @@ class Feedback:
 class DraftOptions:
     """Drafting options of one request.
 
-    Fields with the name of a setting have its meaning and bounds, see :class:`~speculant_graph.config.DraftConfig`;
-    None means the drafter's setting.
+    A field named like a setting has its meaning and bounds (see :class:`~speculant_graph.config.DraftConfig`). None
+    means the drafter's setting.
     """
 
     strategy: StrategyName | None = None
@@ -214,11 +214,11 @@ class DraftOptions:
     max_depth: int | None = None
     max_branches: int | None = None
     coupling: CouplingName | None = None
-    """Random numbers of ``sampling`` for chains. 'gumbel' uses the verifier's noise, a function of seed, position and
-    token, so that the verifier agrees more often. None and 'none' use own numbers. The distribution is the same."""
+    """Random numbers of ``sampling`` for chains. None and 'none' are its own numbers. 'gumbel' is the verifier's noise,
+    a function of seed, position and token, so the verifier agrees more often. The distribution is the same."""
     siblings: SiblingsName = "none"
     """Kind of siblings that the verifier's rule can use. It decides whether ``sampling`` draws trees; every rule
-    accepts chains. A rule for independent siblings must get no others. If q is omitted, ``sampling`` draws chains,
+    accepts chains. A rule for independent siblings must get no other kind. If q is omitted, ``sampling`` draws chains,
     because rules for trees need q."""
     temperature: float | None = None
     sources: frozenset[SourceName] | None = None

@@ -49,10 +49,10 @@ _STOP_S = 10.0
 class BenchEnginesSettings(ReportingSettings):
     """Let engines continue the same prompts greedily, interleaved: without drafts, with their own, and with ours.
 
-    Engines come from 'make engines'; missing ones are skipped. Every prompt runs twice; drafters may have learned from
-    the first run. vLLM uses its V1 model runner; the V2 runner is not measured. The exit status is 1 if drafts changed
-    a token (except with vLLM in bfloat16). It is also 1 if an engine that is installed or named by --only has no result
-    without drafts or with ours.
+    'make engines' installs the engines; missing engines are skipped. Every prompt runs twice; drafters may have learned
+    from the first run. vLLM uses its V1 model runner; the V2 runner is not measured. The exit status is 1 if drafts
+    changed a token (except with vLLM in bfloat16). It is also 1 if an engine that is installed or named by --only has
+    no result without drafts or with ours.
     """
 
     model: Path

@@ -57,16 +57,16 @@ class BenchGenerateSettings(ReportingSettings):
     replay: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Recorded outputs instead of prompts: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload."""
     graph_path: GraphPaths = []  # noqa: RUF012
-    """Draft in this process from this graph file, or from up to four as layers."""
+    """Graph file to draft from in this process, or up to four graph files as layers."""
     batch: Annotated[int, Field(ge=1, le=256)] = 1
-    """Requests decoded together. Transformers is measured only at 1, because its speculative decoding supports no
-    more."""
+    """Number of requests decoded together. Transformers is measured only at 1, because its speculative decoding
+    supports no larger batch."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Maximum number of requests to decode from the start of each file; by default 10 for recorded outputs."""
     verifier: VerifierConfig = VerifierConfig()
     """The model: a folder, a name on the hub, or random weights such as 'random:150M' with the tokenizer's folder."""
     draft: DraftConfig = DraftConfig()
-    """How to draft."""
+    """Drafting options."""
     draft_model: DraftModelConfig = DraftModelConfig()
     """A small language model that also drafts."""
     generation: GenerationConfig = GenerationConfig()

@@ -41,7 +41,7 @@ class BenchOffloadSettings(ReportingSettings):
     tokenizer: str
     """Tokenizer of the recorded outputs: a folder."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """Draft model with the tokenizer of the recorded outputs. By default, n-grams of the outputs themselves draft."""
+    """Draft model with the tokenizer of the recorded outputs. By default, drafts come from n-grams of the outputs."""
     family: Literal["llama", "gpt-oss"] = "llama"
     """Architecture of the random weights."""
     size: ByteSize = ByteSize(3_000_000_000)

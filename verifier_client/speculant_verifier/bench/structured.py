@@ -74,7 +74,7 @@ class _Order(_Part):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; return 1 if a schema or a draft changed an output."""
+    """Measure and print; return 1 if drafts changed an output, or if an output violates its schema."""
     settings = load_settings(BenchStructuredSettings, "bench structured", arguments)
     begin("loading the model")
     verifier = settings.verifier

@@ -89,8 +89,8 @@ def decode_transformers(
 def _forced_output(model: nn.Module, request: BenchRequest) -> Iterator[None]:
     """Make transformers output a record: after each prefix of the record, its next token gets the highest logit.
 
-    It changes the logits that the model returns. A logits processor could do the same, but would make transformers copy
-    the logits.
+    This function changes the logits that the model returns. A logits processor could do the same, but would make
+    transformers copy the logits.
     """
 
     def force(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:

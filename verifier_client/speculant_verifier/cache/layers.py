@@ -18,7 +18,7 @@ Buffer = NDArray[np.int16]
 
 
 class SlotLayer(CacheLayerMixin):
-    """KV buffers ``[rows, kv_heads, slots, head_dim]``; the cache sets the slots to write and read before every pass.
+    """KV buffers ``[rows, kv_heads, slots, head_dim]``; before every pass, the cache sets the slots to write and read.
 
     Buffers are zeroed, never uninitialised: a NaN in a masked slot would still poison the output (0 x NaN).
     """

@@ -1,8 +1,8 @@
 """Lays out one pass over a ragged batch: computes positions and masks from token trees, on the host.
 
-A row's pass consists of a chain of pending tokens, which are always committed, and a draft rooted at the last one. Node
-i of the pass is written to the row's slot ``length + i``. The node attends to the committed tokens, its ancestors and
-itself, and its position follows from its depth.
+A row's pass consists of a chain of pending tokens, which are always committed, and a draft rooted at the last pending
+token. Node i of the pass is written to the row's slot ``length + i``. The node attends to the committed tokens, its
+ancestors and itself, and its position follows from its depth.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CacheLayout:
     step: ClassVar[int] = _STEP
     """Every number of slots is a multiple of this number."""
     is_sliding: tuple[bool, ...]
-    """Per layer, whether it attends only to the window."""
+    """Per layer, whether the layer attends only to the window."""
     window: int | None
     """Number of positions that sliding layers attend to, including the token's own; None without sliding layers."""
     groups: int
@@ -116,7 +116,7 @@ class Placement:
     block: slice | None
     """The rows if they are contiguous and can be read in place; None if they must be gathered."""
     run: tuple[int, int] | None
-    """(row, first slot) if the pass writes contiguous slots of one row."""
+    """(row, first slot) if the pass writes contiguous slots of one row; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def hidden_score(dtype: torch.dtype) -> float:
     """Return the value that masks add to the scores of masked slots.
 
     The value is not minus infinity: if slots are split into parts, a query may see no slot of a part, and its result
-    must still be finite. It is not the lowest finite number either, because kernels scale the value, which would
+    must still be finite. It is not the lowest finite number either, because kernels scale the value, and it would
     overflow.
     """
     return max(torch.finfo(dtype).min, -1e30)
@@ -195,7 +195,7 @@ class PassShape:
     """The nodes of one pass over n rows of T nodes each. Padding nodes attend to themselves."""
 
     lengths: Integers
-    """Committed tokens, ``[n]``."""
+    """Number of committed tokens per row, ``[n]``."""
     depths: Integers
     """Distance from a row's first pending token, ``[n, T]``; padding has the depth of the row's deepest node."""
     ancestors: Bools

@@ -7,7 +7,8 @@ mask applies the window by **position**.
 
 Sliding layers may be ring buffers: slot = index % ring, where the ring has space for the window and the widest pass. So
 the tokens that a pass overwrites are outside every window, and slots of rejected drafts are masked. Until a row wraps
-around, a ring works like any other layer. It is never larger than other layers, so short batches take no more memory.
+around, a ring works like any other layer. A ring is never larger than other layers, so short batches take no more
+memory.
 
 Invariant between steps: the cache contains every token of a row except its *pending* tokens (usually one), with which
 the next pass begins.
@@ -177,7 +178,7 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def write(self, row: int, start: int, contents: KeysAndValues, *, sliding: bool, length: int) -> None:
-        """Write back the first ``length`` positions of a result of :meth:`read`; they must fit.
+        """Write back the first ``length`` positions of a result of :meth:`read`; the row must have space for them.
 
         Args:
             row: any row.

@@ -25,7 +25,7 @@ class DecodingSettings(CommandSettings):
     """Base class of the settings of decoding commands."""
 
     graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
-    """Draft in this process from this graph file, or from up to four as layers."""
+    """Graph file to draft from in this process, or up to four graph files as layers."""
     verifier: VerifierConfig = VerifierConfig()
     """The model."""
     draft: DraftConfig = DraftConfig()

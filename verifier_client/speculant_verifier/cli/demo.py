@@ -25,7 +25,7 @@ class DemoSettings(ReportingSettings):
     rounds: Annotated[int, Field(ge=1)] = 3
     """Number of measurements per prompt; the figures are medians."""
     draft_model: bool = False
-    """Draft also with the demo's draft model, where n-grams are unsure and this pays off."""
+    """Also draft with the demo's draft model where n-grams are unsure and the draft model pays off."""
     draft: DraftConfig = DraftConfig()
     """Drafting options."""
     generation: GenerationConfig = GenerationConfig(max_tokens=160)

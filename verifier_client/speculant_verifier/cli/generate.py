@@ -37,7 +37,7 @@ _REPORTED = (
 
 
 class GenerateSettings(DecodingSettings):
-    """Continue prompts with a model, faster with drafts.
+    """Continue prompts with a model; drafts make this faster.
 
     The text goes to standard output during generation. A line of statistics goes to standard error, even after Ctrl-C.
     The exit status is 1 if a prompt failed.

@@ -40,7 +40,7 @@ def call_form(
 
 
 def _of_harmony(calls: Sequence[tuple[str, Form]], is_free: bool) -> list[str]:
-    """Return the grammar rules of a call, a message to a tool, after reasoning.
+    """Return the grammar rules of a call that follows the reasoning.
 
     If a call is required, the header has a single spelling, so that it can be forced; if a call is optional, the header
     has all spellings that models use.

@@ -141,7 +141,7 @@ def _templates_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """Return a tokenizer's chat templates by name.
 
     Raises:
-        ConfigError: there are several, but none for chats without tools.
+        ConfigError: there are several templates, but none for chats without tools.
     """
     given = tokenizer.chat_template
     if not given:

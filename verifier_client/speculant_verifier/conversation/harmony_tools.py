@@ -183,7 +183,7 @@ class TypeWriter:
 
 
 def _values(schema: _Schema) -> str | None:
-    """Return the values that a schema lists; None if it lists none."""
+    """Return the values that a schema lists; None if it lists no values."""
     values = schema.get("enum")
     if isinstance(values, list) and values:
         if schema.get("type") == "string":

@@ -48,7 +48,8 @@ class PlainText:
     def encode(self, texts: Sequence[str]) -> list[list[TokenId]]:
         """Return the token ids of texts; none of the ids is a control token.
 
-        The tokenizer's ordinary vocabulary must not be able to spell control tokens, as in byte-level tokenizers.
+        The tokenizer's ordinary vocabulary must be unable to spell control tokens. Byte-level tokenizers are an
+        example.
         """
         encoded = _encoded(self._backend, texts)
         for index, text in enumerate(texts):

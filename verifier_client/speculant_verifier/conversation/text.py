@@ -20,7 +20,7 @@ from speculant_verifier.suitability import unsuited
 
 _REPLACEMENT = "\ufffd"
 _TAIL = 8
-"""Number of a prompt's last tokens to put before a prediction; more than a drafter's context has."""
+"""Number of a prompt's last tokens that precede a prediction; it exceeds the length of drafters' contexts."""
 
 Prompt = str | Sequence[TokenId]
 """A prompt: text, or token ids that are used unchanged."""
@@ -31,7 +31,7 @@ Prompts = list[str] | list[list[TokenId]] | list[Prompt]
 
 
 def draft_prefix_of(prompt: Sequence[TokenId], prediction: Sequence[TokenId]) -> tuple[TokenId, ...]:
-    """Return the end of a prompt with its prediction, so that drafters match it from the first output token."""
+    """Return a prompt's last tokens and the prediction, so that drafters can match from the first output token."""
     return (*prompt[-_TAIL:], *prediction)
 
 
@@ -111,7 +111,7 @@ class Detokenizer:
 
 
 def end_of(text: str, stop: Sequence[str]) -> int | None:
-    """Return the position of the first stop text; None if there is none."""
+    """Return the position of the first stop text; None if the text has no stop text."""
     return min((index for each in stop if (index := text.find(each)) >= 0), default=None)
 
 

@@ -45,7 +45,7 @@ _OF_TRAINING = frozenset({
     "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
     "qalora_group_size", "revision", "runtime_config",
 })  # fmt: skip
-"""Settings of peft without effect on a trained adapter. Settings in neither set change the output of a layer."""
+"""Settings of peft without effect on a trained adapter. Settings in neither of the two sets change a layer's output."""
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """Values of ``init_lora_weights`` that do not change the base model's weights."""
 

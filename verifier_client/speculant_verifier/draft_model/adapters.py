@@ -25,8 +25,8 @@ _FEWEST_JUDGED = 400
 """Minimum number of judged tokens of each adapter before a rollback. A new adapter whose window is full stays, because
 with endless comparisons any adapter looks worse at some point."""
 _ERRORS = 4.0
-"""Number of standard errors by which the new adapter must be worse. Chance alone requires fewer, but the adapters also
-draft different texts."""
+"""Number of standard errors by which the new adapter must be worse. This is more than chance alone requires, because
+the adapters also draft different texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class AdapterState:
     previous_acceptance: float | None
     """``acceptance`` of the previous adapter when it was replaced."""
     num_passes: int
-    """Passes of the draft model since it was first loaded, with any adapter."""
+    """Number of passes of the draft model since it was first loaded, with all adapters."""
     passes_s: float
     """Total duration of the ``num_passes`` passes in seconds."""
 
