@@ -1,10 +1,10 @@
-"""Reads all settings in one way: flags > environment > TOML file > defaults, from the classes in :mod:`.config`.
+"""Reads settings of the classes in :mod:`.config`. Precedence: flags > environment > TOML file > defaults.
 
 A command declares a :class:`CommandSettings` whose sections are configuration classes. For example, the field
 ``max_order`` of the section ``graph`` has the flag ``--graph.max-order`` (or ``--max-order`` if no other section has
 it) and the variable ``SPECULANT_GRAPH__MAX_ORDER``. In the TOML file it is ``max_order`` under ``[graph]``. The file is
-``speculant.toml``, or is named by ``--config`` or ``SPECULANT_CONFIG``. Flags may also have underscores. One file
-serves all commands; each reads the sections that it knows.
+``speculant.toml`` unless ``--config`` or ``SPECULANT_CONFIG`` names another. Flags may have underscores instead of
+hyphens. All commands share one file, and each command reads only the sections that it knows.
 """
 
 from __future__ import annotations
@@ -68,20 +68,20 @@ def _as_list(value: Any) -> Any:
 
 
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(lambda level: str(level).upper())]
-"""The least severe messages to show, in capital letters or not."""
+"""The lowest level of messages to show, in upper or lower case."""
 GraphPaths = Annotated[list[TypedPath], NoDecode, BeforeValidator(_as_list)]
-"""Graph files to draft from as layers: a path, or a list of paths; repeat the flag for a list. In an environment
-variable a list is JSON."""
+"""Graph files to draft from as layers: one path, or a list of paths. For a list, repeat the flag. In an environment
+variable, write a list as JSON."""
 
 
 _OF_DRAFTS = {"max-depth"}
-"""Settings of both ``[draft]`` and requests; their short flag sets ``[draft]``."""
+"""Settings that exist both in ``[draft]`` and in requests; the short flag sets the value in ``[draft]``."""
 _FAMILIAR = {"tokenizer-name": "tokenizer", "model-name": "model", "address": "drafter", "attention": "attn"}
-"""Setting -> its commonly used flag."""
+"""Maps settings to their commonly used flags."""
 
 
 class CommandSettings(BaseSettings):
-    """Base of every command's settings; its docstring is the head of ``--help``."""
+    """Base class of every command's settings. A subclass's docstring is the head of its command's ``--help``."""
 
     model_config = SettingsConfigDict(
         env_prefix="SPECULANT_",
@@ -98,11 +98,11 @@ class CommandSettings(BaseSettings):
     )
 
     config: Path | None = None
-    """TOML file with settings; without it speculant.toml in this folder, if there is one."""
+    """TOML file with settings; by default speculant.toml in the current folder, if it exists."""
 
 
 class ReportingSettings(CommandSettings):
-    """Base of the settings of commands that report figures."""
+    """Base class of the settings of commands that report figures."""
 
     json_output: bool = False
     """Print one JSON object as the last line."""
@@ -139,11 +139,11 @@ def load_settings(
     Args:
         kind: the class of settings.
         command: the command's name, for messages.
-        arguments: its command line.
-        given: values that a program sets instead of a command line; sections are tables.
+        arguments: the command line.
+        given: values that a program sets instead of a command line; each section is a table.
 
     Raises:
-        ConfigError: a source has a wrong value; one line that names the setting.
+        ConfigError: a source has a wrong value; the message is one line that names the setting.
         SystemExit: ``--help`` is among the arguments.
     """
     return load_with_sources(kind, command, arguments, given)[0]
@@ -184,7 +184,7 @@ def load_with_sources(
 
 
 def origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSource]) -> str:
-    """Return the source of a setting's value: the path of a file, the name of another source, or the default."""
+    """Return the source of a setting's value: a TOML file's path, ``environment`` for other sources, or ``default``."""
     for source in sources:
         values = source().get(section)
         if isinstance(values, Mapping) and name in values:
@@ -193,7 +193,7 @@ def origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSou
 
 
 def _source_error(text: str, command: str, kind: type[CommandSettings]) -> ConfigError:
-    """Return the error of a command line or a variable that can't be parsed, before any value is validated."""
+    """Return the error for a command line or a variable that can't be parsed; parsing precedes validation."""
     reason = text.strip().splitlines()[-1].removeprefix("error parsing CLI: ")
     if table := re.search(r"for (\S+): not enough values", reason):
         return ConfigError(f"{table[1]} takes names and values", fix="write NAME=VALUE", field=table[1])
@@ -212,7 +212,7 @@ def _source_error(text: str, command: str, kind: type[CommandSettings]) -> Confi
 def _setting_error(
     error: ValidationError, kind: type[CommandSettings], sources: Sequence[PydanticBaseSettingsSource]
 ) -> ConfigError:
-    """Return pydantic's first error as an error about the setting, with the file that sets it."""
+    """Return pydantic's first error as an error that names the setting and the file or variable that sets it."""
     first: Any = error.errors()[0]
     location = names_in(first["loc"], kind)
     field = ".".join(location)
@@ -244,8 +244,8 @@ def flags_of(
 
 
 _SECTION_FLAGS = {"--draft-model.name": "--draft-model", "--record.folder": "--record", "--access.file": "--access"}
-"""Setting -> the flag of its section, which sets this setting. Pydantic would read the whole section as JSON from
-it."""
+"""Maps a setting's flag to its section's flag, which is a short form of the setting's flag. Pydantic alone would expect
+the whole section as JSON after the section's flag."""
 
 
 def _add_argument(group: Any, *names: str, **options: Any) -> None:
@@ -257,7 +257,7 @@ def _add_argument(group: Any, *names: str, **options: Any) -> None:
 
 
 def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
-    """Return the names of settings that are lists of paths or texts; in a section as section.name."""
+    """Return the names of settings that are lists of paths or texts; within a section, names are ``section.name``."""
     fields = {name: info.annotation for name, info in kind.model_fields.items()}
     for section, inner in list(fields.items()):
         if isinstance(inner, type) and issubclass(inner, BaseModel):
@@ -270,8 +270,8 @@ def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
 def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
     """Return short flags: ``-o`` for output, and a section's field by its own name if only one section has it.
 
-    If several sections have the field, the request takes precedence: ``--temperature`` sets the temperature of the
-    text. The draft model comes last: ``--device`` sets the device of the target.
+    If several sections have the field, its short flag sets the request's field: ``--temperature`` is the temperature of
+    the generated text. Fields of the draft model come last: ``--device`` is the target's device.
     """
     fields = [
         (section.replace("_", "-"), name.replace("_", "-"))
@@ -303,7 +303,7 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
 
 
 def _require_known_variables() -> None:
-    """Refuse variables of unknown sections or without the two underscores, because they would have no effect."""
+    """Reject variables that name an unknown section or lack the two underscores: they would have no effect."""
     single = {f"{section}_{name}": (section, name) for section in SECTIONS for name in _fields_of(section)}
     for variable in os.environ:
         if not variable.lower().startswith("speculant_"):
@@ -330,7 +330,7 @@ def config_file(arguments: Sequence[str]) -> Path | None:
     """Return the TOML file for a command line, or None if there is none.
 
     Raises:
-        ConfigError: it can't be read, is not TOML, or has unknown sections.
+        ConfigError: the file can't be read, is not TOML, or has unknown sections.
     """
     options = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     options.add_argument("--config", default=os.environ.get(CONFIG_VARIABLE), nargs="?")

@@ -14,7 +14,7 @@ def similar(name: str, known: Iterable[str], least_ratio: float = _LEAST_RATIO) 
     """Return the known name most similar to a misspelt one; None if no name is similar enough.
 
     For dotted names, only the last parts must be similar, because equal sections prove nothing. If several last parts
-    are equally similar, the more similar whole name is returned.
+    are equally similar, the similarity of the whole names decides.
 
     Args:
         name: the misspelt name.
@@ -26,7 +26,7 @@ def similar(name: str, known: Iterable[str], least_ratio: float = _LEAST_RATIO) 
 
 
 def question(name: str, known: Iterable[str]) -> str:
-    """Return ``is it NAME?`` for the most similar known name; empty if there is none."""
+    """Return ``is it NAME?`` for the most similar known name; an empty text if no name is similar enough."""
     found = similar(name, known)
     return "" if found is None else f"is it {found}?"
 

@@ -1,4 +1,4 @@
-"""The table of drafting strategies, with one record per strategy. Imports no other module of the project."""
+"""The table of drafting strategies, with one record each. This module imports no other module of the project."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 NgramStrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec"]
-"""Strategies that draft from n-grams in the core, in any process; sidecars serve them."""
+"""Strategies that draft from n-grams. The native core implements them, so any process can run them; sidecars serve
+them."""
 
 StrategyName = Literal[NgramStrategyName, "nasd", "model"]
-"""All strategies (see :class:`~speculant_graph.config.DraftConfig`); the last ones run only in a verifier."""
+"""All strategies (see :class:`~speculant_graph.config.DraftConfig`); the last two run only in a verifier."""
 
 RunnerName = Literal["most-frequent", "drawn", "best-first", "verifier", "draft-model"]
-"""The implementation: a method of the core, a drafter in the verifier's process, or the draft model."""
+"""Implementation of a strategy: a method of the core, a drafter in the verifier's process, or the draft model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,29 +21,30 @@ class Capabilities:
     """The properties of a strategy."""
 
     summary: str
-    """Description of its drafts, for ``--help`` and pages: a phrase without a full stop."""
+    """Short description of the drafts, for ``--help`` and pages, without a full stop."""
     evidence: str
-    """Its sources, for pages and messages."""
+    """Sources from which the strategy drafts, for pages and messages."""
     runs_by: RunnerName
-    """Its implementation, which also determines the process that drafts."""
+    """Implementation, which also determines the process in which the strategy runs."""
     number: int = 0
-    """``Strategy`` on the wire; 0 for a verifier's own strategy, which no sidecar serves."""
+    """Number in the protocol's enum ``Strategy``; 0 for strategies that run only in a verifier."""
     reads: tuple[str, ...] = ()
-    """Settings of ``[draft]`` that it reads, in addition to the settings that every strategy reads."""
+    """Settings of ``[draft]`` that this strategy reads, in addition to the settings that every strategy reads."""
     makes_trees: bool = False
-    """Whether it drafts trees for every rule."""
+    """Whether the strategy drafts trees under every verification rule."""
     chain: StrategyName | None = None
-    """Its variant for engines that can't verify trees, if there is one."""
+    """Strategy that replaces this one in engines that can't verify trees, if there is one."""
     is_calibrated: bool = False
-    """Whether its drafts have path probabilities that estimate acceptance; otherwise they have none."""
+    """Whether the drafts have path probabilities that estimate acceptance; otherwise they have no probabilities."""
     has_proposals: bool = False
-    """Whether it draws tokens from distributions q and returns q; it draws siblings for rules that use them."""
+    """Whether the strategy samples tokens from distributions q and returns q. It samples siblings only for rules that
+    use siblings."""
     needs_graph: bool = False
-    """Whether it drafts only from the graph."""
+    """Whether the strategy drafts only from the graph."""
     fills_budget: bool = False
-    """Whether it fills its node budget, however improbable the nodes."""
+    """Whether the strategy fills its node budget, however improbable the nodes are."""
     takes_model: bool = False
-    """Whether a draft model may draft with it."""
+    """Whether a draft model may draft with this strategy."""
 
 
 STRATEGIES: dict[StrategyName, Capabilities] = {
@@ -82,17 +84,17 @@ STRATEGIES: dict[StrategyName, Capabilities] = {
         makes_trees=True, is_calibrated=True, takes_model=True,
     ),
 }  # fmt: skip
-"""Strategies by name, in the order in which error messages suggest them: most tokens per step in ``speculant bench
+"""Strategies by name. Error messages suggest them in this order, with most tokens per step in ``speculant bench
 replay`` first."""
 
 NGRAM_STRATEGIES: tuple[NgramStrategyName, ...] = get_args(NgramStrategyName)
-"""The n-gram strategies in the order of their type, in which help shows them; a new name comes last."""
+"""The n-gram strategies in the order of ``NgramStrategyName``. Help shows them in this order; a new name comes last."""
 
 READ_BY: dict[str, tuple[StrategyName, ...]] = {
     setting: tuple(name for name in get_args(StrategyName) if setting in STRATEGIES[name].reads)
     for setting in dict.fromkeys(setting for each in STRATEGIES.values() for setting in each.reads)
 }
-"""Settings of ``[draft]`` that not every strategy reads, and the strategies that do."""
+"""Maps each setting of ``[draft]`` that only some strategies read to the strategies that read it."""
 
 
 def described(names: tuple[StrategyName, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Text that several commands print, and conversion of untrusted text to and from a terminal."""
+"""Formats text that several commands print, escapes untrusted text, and checks prompts typed in a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PHASE_LABELS = {
     "save": "linking",
     "combine": "combining",
 }
-"""Labels of the phases of :class:`~speculant_graph.graph.build.builder.BuildProgress`, in at most 10 characters."""
+"""Labels of the phases of :class:`~speculant_graph.graph.build.builder.BuildProgress`, at most 10 characters each."""
 
 
 def counted(number: int, noun: str) -> str:
@@ -28,7 +28,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def left_out_of(metadata: GraphMetadata) -> str:
-    """Return how much of a graph's corpus was skipped, as text; empty if none."""
+    """Return a text that says how much of a graph's corpus was skipped; empty if nothing was."""
     files = sum(not file.num_records for file in metadata.skipped)
     records = sum(file.num_records for file in metadata.skipped)
     numbers = [counted(number, noun) for number, noun in ((files, "file"), (records, "record")) if number]
@@ -38,7 +38,7 @@ def left_out_of(metadata: GraphMetadata) -> str:
 def printable(text: str) -> str:
     """Return a text with unprintable characters, such as terminal controls, as escapes.
 
-    File names and a graph's metadata may contain any character, and file names also bytes that are not UTF-8.
+    File names and a graph's metadata may contain any character. File names may even contain bytes that are not UTF-8.
     """
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
@@ -47,7 +47,7 @@ def printable(text: str) -> str:
 
 
 def checked_prompt(prompt: str) -> str:
-    """Return a prompt unchanged.
+    """Return a prompt unchanged if it is valid UTF-8.
 
     Raises:
         ConfigError: the typed bytes are not UTF-8.

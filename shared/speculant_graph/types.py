@@ -23,25 +23,25 @@ TokenId = int
 """Index into a tokenizer's vocabulary."""
 
 FileName = Annotated[str, StoredName()]
-"""Name of a file or a folder. Bytes that are not UTF-8 are unpaired surrogates, as from ``os.fsdecode``;
-:func:`~speculant_graph.file_names.stored_name` makes the stored form."""
+"""Name of a file or a folder. Bytes that are not UTF-8 become unpaired surrogates, as in ``os.fsdecode``.
+:func:`~speculant_graph.file_names.stored_name` converts a name to its stored form."""
 
 CouplingName = Literal["none", "gumbel"]
 """Whether ``sampling`` draws with its own random numbers, or with the noise of the rules ``follow``, ``gumbel`` and
 ``nasd``."""
 
 SiblingsName = Literal["none", "without-replacement", "independent"]
-"""How ``sampling`` draws several children of a node: not at all, which makes chains; without replacement, for the rule
-``tree-wor``; or independently from q, for ``tree-iid``."""
+"""How ``sampling`` draws siblings. 'none' makes chains, 'without-replacement' is for the rule ``tree-wor``, and
+'independent' draws each sibling from q, for the rule ``tree-iid``."""
 
 SourceName = Literal["corpus", "session", "learned", "recycled", "neural"]
-"""Sources of successors: graph; this sequence; earlier texts; the target's top tokens; neural model and mixer."""
+"""Sources of successors: the graph, this sequence, earlier texts, the target's top tokens, neural model and mixer."""
 
 DraftSourceName = Literal["ngrams", "model", "both"]
 """The proposer of a drafted token: n-grams, the draft model, or both."""
 
 SpecialTokensName = Literal["text", "parse"]
-"""How special tokens spelled out in a text are read."""
+"""Whether special tokens spelled out in a text are read as text or as tokens."""
 
 OnErrorName = Literal["fail", "skip"]
 """Handling of corpus files that can't be read."""
@@ -62,7 +62,7 @@ class Fingerprint:
     sha256: str
     """Hex digest of vocabulary, merges and special tokens."""
     vocabulary_size: int
-    """Token ids are below this number."""
+    """Number of token ids, which are all below this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +70,21 @@ class Proposal:
     """The sparse distribution q that one draft token was drawn from."""
 
     token_ids: NDArray[np.uint32]
-    """Support, shape ``[s]``, ascending."""
+    """Token ids in the support of q, ascending, shape ``[s]``."""
     probabilities: NDArray[np.float32]
-    """Shape ``[s]``, sums to 1 up to float32 rounding; exactly the probabilities of the draw."""
+    """Probabilities, shape ``[s]``, exactly as in the draw; they sum to 1 up to float32 rounding."""
 
 
 class Proposals(Sequence[Proposal]):
-    """Distributions of the nodes of one draft. They are made on access, because most verifiers never read them."""
+    """Distributions of the nodes of one draft. They are created on access, because most verifiers never read them."""
 
     __slots__ = ("_bounds", "_probabilities", "_token_ids")
 
     def __init__(self, bounds: Sequence[int], token_ids: NDArray[Any], probabilities: NDArray[Any]) -> None:
-        """Take the distributions of all nodes.
+        """Store the distributions of all nodes.
 
         Args:
-            bounds: the distribution of node j is at ``bounds[j]`` to ``bounds[j + 1]``.
+            bounds: node j's distribution is the slice ``bounds[j]:bounds[j + 1]`` of both arrays.
             token_ids: token ids of the distributions, concatenated.
             probabilities: their probabilities, concatenated.
         """
@@ -120,15 +120,15 @@ class Draft:
     path_probabilities: tuple[float, ...] = ()
     """Per node, the estimated probability that the path to it is accepted; empty if the strategy has none."""
     proposals: Sequence[Proposal] = ()
-    """Distribution q per node for sampling strategies, else empty. May be made on access."""
+    """Distribution q per node for sampling strategies, else empty; may be created on access."""
     strategy: StrategyName = "greedy"
-    """The strategy that made it."""
+    """The strategy that made the draft."""
     terminated_early: bool = False
-    """True if it has fewer nodes than requested: no known context was left, or no node was probable enough."""
+    """True if the draft is smaller than requested: no known context was left, or no node was probable enough."""
     draft_id: int = 0
     """Identifies the draft in later feedback; 0 if the drafter does not keep it."""
     sources: tuple[DraftSourceName, ...] = ()
-    """Proposer per node if a draft model drafts with n-grams; else empty."""
+    """Proposer of each node if a draft model and n-grams draft together; else empty."""
 
     def __len__(self) -> int:
         """Number of nodes."""
@@ -140,7 +140,7 @@ class Draft:
         return self.parents == tuple(range(len(self.token_ids)))
 
     def part(self, nodes: Sequence[int]) -> Draft:
-        """Return the draft with only these nodes: ascending indices, which include all ancestors of each node."""
+        """Return the draft with only these nodes; the indices are ascending and include all ancestors of each node."""
         count = len(nodes)
         if count == len(self):
             return self
@@ -163,7 +163,7 @@ class Draft:
         )
 
     def numbered(self, draft_id: int) -> Draft:
-        """Return the draft with an id."""
+        """Return a copy of the draft with this id."""
         return Draft(
             self.token_ids, self.parents, self.path_probabilities, self.proposals, self.strategy,
             self.terminated_early, draft_id, self.sources,
@@ -203,8 +203,8 @@ class Feedback:
 class DraftOptions:
     """Drafting options of one request.
 
-    Fields with the name of a setting have its meaning and bounds, see :class:`~speculant_graph.config.DraftConfig`;
-    None means the drafter's setting.
+    A field named like a setting has its meaning and bounds (see :class:`~speculant_graph.config.DraftConfig`). None
+    means the drafter's setting.
     """
 
     strategy: StrategyName | None = None
@@ -214,25 +214,25 @@ class DraftOptions:
     max_depth: int | None = None
     max_branches: int | None = None
     coupling: CouplingName | None = None
-    """Random numbers of ``sampling`` for chains. 'gumbel' uses the verifier's noise, a function of seed, position and
-    token, so that both agree more often. None or 'none' uses its own numbers. The distribution is the same."""
+    """Random numbers of ``sampling`` for chains. None and 'none' are its own numbers. 'gumbel' is the verifier's noise,
+    a function of seed, position and token, so the verifier agrees more often. The distribution is the same."""
     siblings: SiblingsName = "none"
-    """The siblings that the verifier's rule can use; they decide whether ``sampling`` draws trees. Every rule accepts a
-    chain. A rule for independent siblings must get only independent ones. If q is omitted, ``sampling`` draws chains,
+    """Kind of siblings that the verifier's rule can use. It decides whether ``sampling`` draws trees; every rule
+    accepts chains. A rule for independent siblings must get no other kind. If q is omitted, ``sampling`` draws chains,
     because rules for trees need q."""
     temperature: float | None = None
     sources: frozenset[SourceName] | None = None
     omit_neural: bool = False
-    """Omit the source ``neural``, because it costs more time than it saves."""
+    """Omit the source ``neural``; set when this source costs more time than it saves."""
     n: int | None = None
-    """Option of ``nasd``, like the next two: not sent on the wire, because ``nasd`` drafts in a verifier. At most the
-    setting's value."""
+    """Option ``n`` of ``nasd``, at most the setting's value. The options of ``nasd`` are not sent on the wire, because
+    it drafts in a verifier."""
     filler_top_k: int | None = None
-    """At most the setting's value."""
+    """Option ``filler_top_k`` of ``nasd``, at most the setting's value."""
     stop_if_unknown: bool | None = None
 
     def over(self, others: DraftOptions) -> DraftOptions:
-        """Return these options, with unset fields from the others."""
+        """Return these options, with unset fields taken from ``others``."""
         if self is DEFAULT_OPTIONS or others is self:  # true for most steps; a comparison takes a microsecond
             return others
         return replace(
@@ -242,7 +242,7 @@ class DraftOptions:
 
 
 DEFAULT_OPTIONS = DraftOptions()
-"""The configured values for all fields."""
+"""Options without any field set: the configured values apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,9 +262,9 @@ class SequenceStep:
     options: DraftOptions = DEFAULT_OPTIONS
     """Drafting options; unset fields mean the drafter's settings."""
     least_probability: float = 0.0
-    """Minimum path probability, from 0 to 1: nodes below it are not drafted, because they can't pay."""
+    """Minimum path probability, from 0 to 1: less probable nodes are not drafted, because they can't pay off."""
     is_priced: bool = True
-    """Whether the verifier keeps only nodes that pay, so that a draft model need not fill the budget."""
+    """Whether the verifier keeps only nodes that pay off, so that a draft model need not fill the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ class DrafterStatistics:
     steps: int = 0
     """Number of requested steps."""
     failed_steps: int = 0
-    """Steps without a response in time, including those not sent while the drafter was known to be down."""
+    """Steps without a timely response, including steps not sent while the drafter was known to be down."""
     drafted_nodes: int = 0
     """Number of received nodes."""
     reopened_sessions: int = 0
@@ -282,7 +282,7 @@ class DrafterStatistics:
     skipped_steps: int = 0
     """Failed steps that were not sent, because the drafter was known to be down."""
     late_answers: int = 0
-    """Responses that arrived too late: their step had continued without them."""
+    """Responses that arrived after their step had continued without them."""
     is_paused: bool = False
     """Whether the sidecar is suspended after failures."""
     round_trip_s: tuple[float, ...] = field(default=(), repr=False)
@@ -297,14 +297,14 @@ MAX_TENANT_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """A sequence's options for a drafter that serves many; None means the drafter's own settings."""
+    """Options of one sequence for a drafter that serves many sequences; None means the drafter's setting."""
 
     tenant: str | None = None
-    """Its tenant: drafts use this tenant's earlier sequences, and only this tenant learns from the sequence."""
+    """The sequence's tenant. Text that was learned from a sequence serves only drafts of the same tenant."""
     graph: str | None = None
     """Name of the graph to draft from."""
     learn: bool | None = None
-    """Whether the tenant's later sequences draft from its accepted text."""
+    """Whether the tenant's later sequences draft from this sequence's accepted text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,7 @@ class PassReport:
 
 
 class RowDrafter(Protocol):
-    """A drafter for the rows of an engine's batch; it takes and returns columns. It may raise any exception."""
+    """A drafter for all rows of an engine's batch, with columnar inputs and outputs. It may raise any exception."""
 
     @property
     def state(self) -> DrafterState:
@@ -336,7 +336,7 @@ class RowDrafter(Protocol):
         prices: StepPrices | None = None,
         options: DraftOptions = DEFAULT_OPTIONS,
     ) -> RowDrafts:
-        """Draft for a batch, and keep the nodes that pay.
+        """Draft for a batch, and keep only nodes that pay off.
 
         Args:
             batch: the rows, whose sessions are open.
@@ -355,12 +355,12 @@ class RowDrafter(Protocol):
 class Drafter(Protocol):
     """The interface of a drafter: a sidecar's client, a graph in this process, or none.
 
-    Implementations never raise on the decoding path: a failure is an empty draft and a count in ``statistics``.
+    A failure during decoding never raises: the draft is empty, and the failure is counted in ``statistics``.
     """
 
     @property
     def capabilities(self) -> Capabilities:
-        """The properties of its drafts. Custom drafters may omit it; the default is ``draft.strategy``'s."""
+        """Properties of the drafts. Custom drafters may omit them; by default ``draft.strategy``'s apply."""
 
     @property
     def state(self) -> DrafterState:
@@ -373,18 +373,18 @@ class Drafter(Protocol):
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence. Raises only if the drafter is strict or if the tokenizers differ.
 
-        Returns one line that explains why the session gets no drafts, if its options are the reason.
+        If the session gets no drafts because of its options, returns one line that explains why.
 
         The engine passes ``options`` only for requests that have some, so a custom drafter may omit the parameter.
         """
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Draft for a batch of sequences, in order; one exchange for all of them."""
+        """Return drafts for a batch of sequences, in order, with one exchange for the whole batch."""
 
     def observe(self, report: PassReport) -> float:
-        """Take the outcome of the latest step, once per step.
+        """Receive the outcome of the latest step; called once per step.
 
-        Returns the drafting time in seconds that the drafter itself has already weighed against its gain; 0 if none.
+        Returns the drafting time in seconds that the drafter has already weighed against its gain; 0 if none.
         """
 
     def finish(self, session_id: int) -> None:

@@ -19,14 +19,14 @@ _EXPECTED = {
     "model": "an object",
     "byte_size": "a number of bytes, such as 2GB or 512MB",
 }
-"""Prefix of the type of an error -> the expected value."""
+"""Maps the prefix of an error's type to the expected value."""
 _ENDS = ("", "_type", "_parsing", "_from_float", "_number", "_attributes_type", "_unit")
 _EXPECTED_BY_TYPE = {f"{kind}{end}": expected for kind, expected in _EXPECTED.items() for end in _ENDS}
 _BY_TYPE = {"extra_forbidden": "there is no such setting", "missing": "is missing; give it"}
 
 
 def expected_by(error: Mapping[str, Any]) -> str:
-    """Return the expected value: ``a whole number``. Empty if the error does not name one.
+    """Return the expected value, such as ``a whole number``; empty if the error names no expected value.
 
     Args:
         error: one of pydantic's ``ValidationError.errors()``.
@@ -37,10 +37,11 @@ def expected_by(error: Mapping[str, Any]) -> str:
 
 
 def humanise(error: Mapping[str, Any]) -> str:
-    """Return the rest of a sentence after the value's name: ``must be a whole number``.
+    """Return the predicate of a message whose subject is the value's name: ``must be a whole number``.
 
     Args:
-        error: one of pydantic's ``ValidationError.errors()``; a validator's own text is returned unchanged.
+        error: one of pydantic's ``ValidationError.errors()``; the text of a validator is kept, but begins in lower
+            case.
     """
     if message := _BY_TYPE.get(error["type"]):
         return message

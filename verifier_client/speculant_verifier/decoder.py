@@ -56,7 +56,8 @@ _ARGUMENTS: dict[str, type | tuple[type, ...]] = {
     "record": RecordConfig,
 }
 _OWN_DRAFTERS: dict[StrategyName, Callable[[DraftConfig, int], Drafter]] = {"nasd": NasdDrafter}
-"""Factories of drafters that run in the verifier, by strategy; they take the settings and the vocabulary size."""
+"""Drafters that run in the verifier, by strategy. Each is created from the drafting settings and the vocabulary
+size."""
 _DEEP = 128
 """Default ``max_depth`` if every pass reads weights from disk, because long drafts then cost little."""
 
@@ -64,8 +65,8 @@ _DEEP = 128
 class SpeculativeDecoder:
     """Decodes speculatively: a drafter drafts from a graph, and the model verifies the drafts.
 
-    The output equals that of the model alone. With the rule ``follow``, it is a function of prompt, settings and seed,
-    so neither the graph nor the drafter affects it.
+    The output equals that of the model alone. With the rule ``follow``, the output depends only on prompt, settings and
+    seed, not on the graph or the drafter.
 
     All methods are thread-safe and may be called from any event loop. The requests of all callers share one batch.
 
@@ -94,21 +95,22 @@ class SpeculativeDecoder:
             graph_path: graph to draft from in this process, or up to four graphs as layers.
             verifier_config: the model and how to run it; with ``target``, only how to run it.
             draft_config: drafting strategy and limits. Without a graph, a sidecar or a drafter, strategies that draft
-                from the sequence itself run in this process. 'greedy' and 'sampling' then decode without drafts.
+                from the sequence itself run in this process. The strategies 'greedy' and 'sampling' then have no
+                drafts.
             client_config: if it has an address, the sidecar at this address drafts instead of a graph.
             draft_model: a small language model that drafts together with n-grams (strategies 'tree' and 'specexec') or
                 alone ('model', and 'specexec' without a graph or a sidecar).
             drafter: a drafter to use instead of a graph or a sidecar; the caller closes it.
             target: a model that is already loaded.
             require_same_tokenizer: raise if the sidecar's tokenizer differs at the first request. If False, and at
-                later requests, decoding continues without its drafts.
-            record: detailed mode: which finished requests are recorded, and where; None: none.
+                later requests, decoding continues without the sidecar's drafts.
+            record: detailed mode: which finished requests are recorded, and where; None records no requests.
 
         Raises:
             ConfigError: an argument has a wrong type, several sources of drafts are given, the model can't be loaded,
                 or the records folder can't be created.
             GraphFileError: a graph can't be read.
-            TokenizerMismatchError: a graph was built with a different tokenizer than the model's.
+            TokenizerMismatchError: a graph was built with a tokenizer that differs from the model's.
         """
         require_types(locals(), _ARGUMENTS)
         require_methods("drafter", drafter, ("open", "draft", "finish", "close"))
@@ -219,7 +221,8 @@ class SpeculativeDecoder:
             generation_config: settings for all prompts, or a list with the settings of each prompt.
 
         Returns:
-            One result for one text; a list for a list, ordered by prompt and then by sample (``n`` per prompt).
+            For a single text, one result. For a list, a list of results, ordered by prompt and then by sample (``n``
+            per prompt).
 
         Raises:
             GenerationError: a single text can't be continued, or ``n`` is above 1 for a single text. In a list, a
@@ -240,8 +243,8 @@ class SpeculativeDecoder:
         """Decode like :meth:`generate`, but yield every step's output as it is emitted.
 
         A sample's last event carries its result, whose text is the concatenation of the events' texts. Closing the
-        iterator cancels the generation. For a list, ``documents`` may name each prompt's document: records store the
-        name, and a trained adapter is evaluated on unseen documents.
+        iterator cancels the generation. For a list, ``documents`` may name each prompt's document. Records store the
+        names, because a trained adapter is evaluated on unseen documents.
         """
         batch = self._batch(prompt, generation_config, documents=documents)
         for output in self._runner.stream(batch.requests):
@@ -287,11 +290,12 @@ class SpeculativeDecoder:
             generation_config: as in :meth:`generate`.
             session: as in :meth:`astream`.
             shared_length: as in :meth:`astream`.
-            pause_s: seconds without an event after which None is yielded; None: never.
+            pause_s: seconds without an event after which None is yielded; if None, this never happens.
             ended: called in the event loop when a sequence has ended, even if its events were not read.
 
         Raises:
-            GenerationRequestError: prompts or settings are malformed. This call raises it, not the iterator.
+            GenerationRequestError: prompts or settings are malformed. The call itself raises this error, not the
+                iterator.
         """
         batch = self._batch(prompt, generation_config, session, shared_length)
         return self._runner.astream(batch.requests, batch.event, pause_s=pause_s, ended=ended)

@@ -31,7 +31,7 @@ class Server(Protocol):
         """Let running calls finish, and release resources. Called once, even if the start failed or was cancelled."""
 
     async def force_stop(self) -> None:
-        """Cancel running calls. Called while :meth:`stop` runs; it then returns soon."""
+        """Cancel running calls. Called while :meth:`stop` runs, which then returns soon."""
 
     async def reload(self) -> None:
         """Read the server's files again."""
@@ -40,12 +40,11 @@ class Server(Protocol):
 def serve_until_stopped(make_server: Callable[[], Server], name: str) -> None:
     """Serve until SIGTERM or SIGINT, and reload files on SIGHUP. A second SIGTERM or SIGINT cancels running calls.
 
-    Work in :func:`in_uninterruptible_thread` that still runs at the end is stopped with the process. The exit status is
-    0.
+    Functions that still run in :func:`in_uninterruptible_thread` end with the process. The exit status is 0.
 
     Args:
-        make_server: makes the server, in the event loop.
-        name: its name, for messages.
+        make_server: creates the server; called in the event loop.
+        name: the server's name, for messages.
 
     Raises:
         SpeculantError: the server can't be made or started.
@@ -62,7 +61,7 @@ async def in_uninterruptible_thread(function: Callable[[], _T]) -> _T:
     """Call a long, uninterruptible function in a thread that does not delay the end of the process.
 
     Args:
-        function: the function; its result or error is dropped if no caller waits for it any more.
+        function: the function to call; its result or error is dropped if the caller stops waiting.
     """
     outcome: Future[_T] = Future()
     outcome.set_running_or_notify_cancel()

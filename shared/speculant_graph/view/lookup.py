@@ -44,7 +44,7 @@ _SHOWN_TOKENS = 64
 """Maximum number of tokens of the text that the response lists individually."""
 _MOST_BRANCHES = 64
 _SEARCH_S = 5.0
-"""Time limit of a search in seconds, because other lookups wait for it."""
+"""Time limit of a search in seconds; it is short because other lookups wait meanwhile."""
 _DIGITS = 6
 """Significant digits of probabilities."""
 
@@ -55,13 +55,13 @@ class GraphLookup:
     def __init__(
         self, graph: NgramGraph, draft: DraftConfig, tokenizer: CorpusTokenizer | None, text_problem: str = ""
     ) -> None:
-        """Take a graph.
+        """Prepare lookups in a graph.
 
         Args:
             graph: the graph.
             draft: default drafting options.
             tokenizer: the graph's tokenizer; None shows only ids.
-            text_problem: why there is no tokenizer, in one line; empty if there is one.
+            text_problem: one line that explains why there is no tokenizer; empty if there is a tokenizer.
         """
         self._graph = graph
         self._draft = draft
@@ -202,8 +202,8 @@ def described(graph: NgramGraph, name: str, generation: int, *, is_default: bool
 
     Args:
         graph: the graph.
-        name: its name in questions.
-        generation: how many times it was loaded.
+        name: the graph's name in questions.
+        generation: how many times the graph was loaded.
         is_default: whether the page shows it first.
     """
     metadata = graph.metadata

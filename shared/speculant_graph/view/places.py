@@ -31,9 +31,9 @@ def locate(
 
     Args:
         graph: the graph.
-        tokenizer: the graph's.
+        tokenizer: the graph's tokenizer.
         token_ids: the text.
-        most: maximum number of places; the search then ends.
+        most: maximum number of places, after which the search ends.
         max_seconds: time limit of the search.
     """
     match = graph.match(token_ids[-graph.max_order :])

@@ -18,7 +18,7 @@ _LONGEST_NAME = 40
 
 
 def default_budget(k: int) -> int:
-    """Return the default number of nodes of a draft: ``draft.k``, limited by the page."""
+    """Return the default number of nodes of a draft: ``draft.k``, but at least 1 and at most the page's limit."""
     return min(max(k, 1), MAX_BUDGET)
 
 
@@ -28,7 +28,7 @@ class Question(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     text: Annotated[str, Field(max_length=MAX_CHARACTERS)] | None = None
-    """The context as text; a question has either this or ``token_ids``."""
+    """The context as text; a question has either ``text`` or ``token_ids``."""
     token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(max_length=MAX_TOKENS)] | None = None
     """The context as token ids."""
     successors: Annotated[int, Field(ge=1, le=MAX_SUCCESSORS)] = 20
@@ -36,11 +36,11 @@ class Question(BaseModel):
     strategy: NgramStrategyName | None = None
     """Drafting strategy; None for the server's setting."""
     budget: Annotated[int, Field(ge=1, le=MAX_BUDGET)] | None = None
-    """Maximum number of nodes in the draft; None for the server's setting, limited by the page."""
+    """Maximum number of nodes in the draft; None for the server's setting, up to the page's limit."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the strategy ``sampling``."""
     places: Annotated[int, Field(ge=0, le=MAX_PLACES)] = 0
-    """Maximum number of places of the longest known suffix in the corpus files; 0 disables the search."""
+    """Maximum number of places to find in the corpus files for the longest known suffix; 0 disables the search."""
 
     @classmethod
     def read(cls, body: bytes) -> Question:

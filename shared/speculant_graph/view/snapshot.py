@@ -18,8 +18,8 @@ _EXPORT = re.compile(r"^export ((?:const|function|class) (\w+))", re.MULTILINE)
 def render_snapshot(listed: dict[str, object], answer: dict[str, object], name: str) -> str:
     """Return the page.
 
-    The page loads no other file, and its security policy forbids loading. Text of the graph is data in it, never
-    markup.
+    The page loads no other files, and its security policy forbids any loading. Text from the graph is embedded as data,
+    never as markup.
 
     Args:
         listed: the page's initial data, from :func:`~speculant_graph.view.lookup.listed`.

@@ -1,4 +1,4 @@
-"""``speculant bench adapter``: a draft model, with n-grams and alone, on text known to one of them or to neither."""
+"""``speculant bench adapter``: compares a draft model, n-grams and both on text known to one of them or to neither."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 _PLAIN, _NGRAMS, _MODEL, _BOTH = "plain", "tree", "model", "tree_with_model"
 _REQUESTS_AT_A_TIME = 2
-"""Requests that one variant decodes before the next variant runs."""
+"""Number of requests that one variant decodes before the next variant runs."""
 
 
 class BenchAdapterSettings(ReportingSettings):
-    """Decode the demo model's prompts plainly, by n-grams, by the demo's draft model, and by both, interleaved.
+    """Decode prompts with the demo model, interleaved: plainly, with n-grams, with its draft model, and with both.
 
     The prompts are of three kinds: text known to the draft model, text in the graph, and text in neither. The exit
     status is 1 if drafts changed a token.
     """
 
     limit: Annotated[int, Field(ge=1)] = 24
-    """Prompts of each kind."""
+    """Number of prompts of each kind."""
     max_tokens: Annotated[int, Field(ge=8)] = 96
     """Maximum number of new tokens per prompt, at least 8."""
 
@@ -110,8 +110,8 @@ def _figures(trials: Trials) -> dict[str, Any]:
 def _kinds(settings: BenchAdapterSettings, target: TargetModel, graph: Path) -> dict[str, list[BenchRequest]]:
     """Build the graph from a part of the text that is unknown to the draft model; return prompts of every kind.
 
-    Only functions that the demo model continues correctly become prompts. One additional prompt at the end is for
-    warm-up; it differs from the others, because drafters learn from the output.
+    Only functions that the demo model continues correctly become prompts. The last prompt of each kind is only for
+    warm-up. It must differ from the measured prompts, because drafters learn from its output.
     """
     unknown = draft_files()[1]
     in_graph = [path for path in unknown if "http" in path.parts or "json" in path.parts]

@@ -26,7 +26,7 @@ PHASES = ("draft", "forward", "verify", "commit", "other")
 
 @dataclass(eq=False, slots=True)
 class DecodedRow:
-    """One request from the client's view; filled while it is decoded."""
+    """Result of one request as its client sees it; filled during decoding."""
 
     token_ids: list[TokenId] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)
@@ -46,13 +46,13 @@ class Decoded:
     total_s: float
     """Seconds from submission to the last token."""
     num_passes: int = 0
-    """Number of forward passes of the batch over drafts, if counted."""
+    """Number of passes that verified drafts of the batch, if counted."""
     phase_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase; empty if not measured."""
 
 
 Decode = Callable[[Sequence[BenchRequest]], Decoded]
-"""A variant of decoding a batch."""
+"""Decodes a batch of requests with one variant, for example without drafts."""
 
 
 class EngineDecoding:
@@ -78,7 +78,8 @@ class EngineDecoding:
             num_rows: number of sequences decoded together.
             generation: sampling settings; requests set the lengths.
             budget: the step budget for drafts, for speculation 'auto'.
-            prefix_cache: size of the prefix cache in bytes; by default every variant prefills its prompts itself.
+            prefix_cache: size of the prefix cache in bytes; by default there is none, so every variant prefills its
+                prompts.
         """
         from speculant_verifier.engine import Engine
 
@@ -165,7 +166,7 @@ class DecodingStatistics:
         }
 
     def phase_ms(self) -> dict[str, float]:
-        """Return the milliseconds per phase and batch step."""
+        """Return the mean duration of each phase per step of the batch, in milliseconds."""
         return {
             phase: round(1e3 * sum(run.phase_s[phase] for run in self._runs) / max(1, self.num_passes), 4)
             for phase in PHASES
@@ -190,11 +191,11 @@ class Trials:
         return [row for run in self.runs[variant] for row in run.rows]
 
     def is_identical(self, variant: str, reference: str) -> bool:
-        """Return whether a variant's output equals the records, or another variant's output if there are no records."""
+        """Return whether a variant's output equals the recorded output, or else the reference variant's."""
         return not self.differences(variant, reference)
 
     def differences(self, variant: str, reference: str) -> list[tuple[int, int]]:
-        """Return where a variant's output differs from the records, or from another variant if there are no records.
+        """Return where a variant's output differs from the recorded output, or else from the reference variant's.
 
         Returns:
             The index of each differing request, and the number of equal tokens before its first difference.
@@ -210,7 +211,7 @@ class Trials:
         return found
 
     def __add__(self, other: Trials) -> Trials:
-        """Return the combined trials; both have the same variants."""
+        """Return both trials combined; they must have the same variants."""
         runs = {variant: (*runs, *other.runs[variant]) for variant, runs in self.runs.items()}
         return Trials((*self.requests, *other.requests), runs)
 

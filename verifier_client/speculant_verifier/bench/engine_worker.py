@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 Decode = Callable[[list[list[int]], int], tuple[list[list[int]], int, list[float]]]
-"""Takes prompts and a number of new tokens. Returns the new tokens, the total number of passes of all sequences, and
-seconds per batch of drafts since the start, if known."""
+"""Takes prompts and the maximum number of new tokens. Returns the new tokens, the number of passes summed over all
+sequences, and the duration in seconds of each batch of drafts since the start, if known."""
 Gap = Callable[[list[int]], float]
 """Takes token ids; returns the difference between the log-probabilities of the two best next tokens."""
 
@@ -26,7 +26,7 @@ _START_TIMEOUT_S = 300.0
 
 
 def start_vllm(order: dict[str, Any]) -> tuple[Decode, Gap]:
-    """Create the engine from an order."""
+    """Create the vLLM engine that an order describes."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1")
     os.environ.update(VLLM_LOGGING_LEVEL="WARNING", VLLM_PLUGINS="none", VLLM_USE_V2_MODEL_RUNNER="0")
     from vllm import LLM, SamplingParams
@@ -70,7 +70,7 @@ def start_vllm(order: dict[str, Any]) -> tuple[Decode, Gap]:
 
 
 def start_llama(order: dict[str, Any]) -> tuple[Decode, Gap]:
-    """Create the engine from an order; it decodes one sequence at a time."""
+    """Create the llama-cpp-python engine that an order describes; it decodes one sequence at a time."""
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -122,7 +122,7 @@ def start_llama(order: dict[str, Any]) -> tuple[Decode, Gap]:
 
 
 def start_llama_server(order: dict[str, Any]) -> tuple[Decode, Gap]:
-    """Start the unmodified server from an order; it decodes one sequence at a time."""
+    """Start the unmodified llama-server that an order describes; it decodes one sequence at a time."""
     import httpx2
 
     from speculant_graph.bench.processes import free_port
@@ -173,7 +173,7 @@ _START = {"vllm": start_vllm, "llama-cpp-python": start_llama, "llama-server": s
 
 
 def main() -> None:
-    """Create the engine from the first line, and process orders until the input ends."""
+    """Create the engine that the first input line describes, and process orders until the input ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # engines may print to standard output
 

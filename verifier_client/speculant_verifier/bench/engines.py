@@ -28,7 +28,7 @@ from speculant_verifier.bench.workload import BenchRequest, read_prompts
 from speculant_verifier.demo.corpus import beginnings
 
 EngineName = Literal["vllm", "llama-cpp-python", "llama-server"]
-"""An engine."""
+"""Name of an engine."""
 
 PROPOSER = "speculant_graph.engines.vllm.SpeculantProposer"
 """The proposer class in vLLM's configuration."""
@@ -39,7 +39,7 @@ _WORKER = "speculant_verifier.bench.engine_worker"
 _PROGRAMS: dict[EngineName, str] = {
     "vllm": "vllm/bin/python", "llama-cpp-python": "llama-cpp/bin/python", "llama-server": "llama-server",
 }  # fmt: skip
-"""Path to which ``make engines`` installs an engine's Python or program."""
+"""Path of each engine's Python or program, as installed by ``make engines``, within the folder of the engines."""
 _BATCHES: dict[EngineName, tuple[int, ...]] = {"vllm": (1, 8), "llama-cpp-python": (1,), "llama-server": (1,)}
 _ROUNDS = (1, 2)
 _LAST_LINES = 2
@@ -47,12 +47,12 @@ _STOP_S = 10.0
 
 
 class BenchEnginesSettings(ReportingSettings):
-    """Let engines continue the same prompts greedily, without drafts, with their own, and with ours, interleaved.
+    """Let engines continue the same prompts greedily, interleaved: without drafts, with their own, and with ours.
 
-    Engines come from 'make engines'; missing ones are skipped. Every prompt runs twice: new, and again when drafters
-    may have learned from the first time. vLLM runs its V1 model runner; V2 has no figure here. The exit status is 1 if
-    drafts changed a token (except with vLLM in bfloat16), or if an installed engine, or one named by --only, got no
-    result without drafts or with ours.
+    'make engines' installs the engines; missing engines are skipped. Every prompt runs twice; drafters may have learned
+    from the first run. vLLM uses its V1 model runner; the V2 runner is not measured. The exit status is 1 if drafts
+    changed a token (except with vLLM in bfloat16). It is also 1 if an engine that is installed or named by --only has
+    no result without drafts or with ours.
     """
 
     model: Path
@@ -62,14 +62,14 @@ class BenchEnginesSettings(ReportingSettings):
     gguf: Path | None = None
     """The same model as a GGUF file for llama.cpp; without it llama.cpp is skipped."""
     prompts: Path | None = None
-    """Prompts: one per line, or JSON Lines with the field 'prompt'; by default beginnings of functions of Python's
+    """Prompts: one per line, or JSON Lines with the field 'prompt'; by default the first lines of functions of Python's
     standard library."""
     engines: Path = Path(".cache/engines")
     """Folder of the engines."""
     only: Literal["", "vllm", "llama-cpp-python", "llama-server"] = ""
     """Measure only this engine."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number type of vLLM. In bfloat16 near ties may resolve differently with any drafts."""
+    """Number type of vLLM. In bfloat16, any drafts may change how near ties are resolved."""
     limit: Annotated[int, Field(ge=1)] = 24
     """Maximum number of prompts to continue."""
     max_tokens: Annotated[int, Field(ge=2)] = 60
@@ -77,7 +77,7 @@ class BenchEnginesSettings(ReportingSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; 1 if drafts changed a token."""
+    """Measure and print; return the exit status."""
     settings = load_settings(BenchEnginesSettings, "bench engines", arguments)
     found: list[EngineName] = []
     results: list[dict[str, Any]] = []
@@ -147,11 +147,11 @@ class Candidate:
     """An engine with one drafting method, running in its own process and controlled by orders."""
 
     def __init__(self, settings: BenchEnginesSettings, folder: Path, order: dict[str, Any]) -> None:
-        """Start it.
+        """Start the engine's process.
 
         Args:
             settings: paths and options.
-            folder: folder for its log.
+            folder: folder for the log of the process.
             order: the worker's parameters: engine, method, sizes, and parameters of the method.
 
         Raises:
@@ -177,7 +177,7 @@ class Candidate:
         self._ask({**order, **paths, "dtype": settings.dtype})
 
     def decode(self, requests: Sequence[BenchRequest]) -> Decoded:
-        """Continue prompts greedily. The first row has the total steps of all prompts."""
+        """Continue prompts greedily. The first row has the number of steps of all prompts together."""
         prompts = [list(request.prompt) for request in requests]
         answer = self._ask({"prompts": prompts, "max_tokens": requests[0].max_tokens})
         rows = [DecodedRow(ids) for ids in answer["ids"]]
@@ -261,7 +261,7 @@ def _measure(
 
 
 def _differences(trials: Trials, method: str, plain: Candidate) -> list[dict[str, Any]]:
-    """Return where a method's output diverges from plain decoding, and the gap between the two best tokens."""
+    """Return where a method's output diverges from plain decoding, and the gap between the two best tokens there."""
     found = []
     for index, length in trials.differences(method, _NONE):
         text = [*trials.requests[index].prompt, *trials.rows(_NONE)[index].token_ids[:length]]

@@ -1,4 +1,4 @@
-"""``speculant bench generate``: plain decoding, drafts, and transformers' own methods."""
+"""``speculant bench generate``: compares plain decoding, drafts, and transformers' own methods."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MAX_TOKENS = 128
 _LIMIT = 10
 _PROMPT_LOOKUP_TOKENS = 10
-"""``prompt_lookup_num_tokens``, as in transformers' documentation."""
+"""Value of ``prompt_lookup_num_tokens`` in transformers' documentation."""
 _WARM_UP_PROMPT, _WARM_UP_TOKENS = 32, 8
 _VARIANTS = ("plain", "speculative", "transformers", "prompt_lookup")
 _COLUMNS = (
@@ -47,9 +47,9 @@ _COLUMNS = (
 class BenchGenerateSettings(ReportingSettings):
     """Decode the same requests with this engine and with transformers, plainly and with drafts, interleaved.
 
-    Transformers' generate runs plainly and with prompt lookup, on the same model object. With recorded outputs the
-    passes are real, but every decoder is forced to write the record. The exit status is 1 if drafts changed a token in
-    float32.
+    Transformers' generate runs plainly and with prompt lookup, on the same model object. With recorded outputs, the
+    passes are real, but every decoder is forced to emit the recorded tokens. The exit status is 1 if drafts changed a
+    token in float32.
     """
 
     prompts: Path | None = None
@@ -57,25 +57,26 @@ class BenchGenerateSettings(ReportingSettings):
     replay: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
     """Recorded outputs instead of prompts: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload."""
     graph_path: GraphPaths = []  # noqa: RUF012
-    """Draft in this process from this graph file, or from up to four as layers."""
+    """Graph file to draft from in this process, or up to four graph files as layers."""
     batch: Annotated[int, Field(ge=1, le=256)] = 1
-    """Requests decoded together. Transformers takes part only at 1, because its speculation supports no more."""
+    """Number of requests decoded together. Transformers is measured only at 1, because its speculative decoding
+    supports no larger batch."""
     limit: Annotated[int, Field(ge=1)] | None = None
-    """Decode at most this many requests of each file, the first ones; by default 10 for recorded outputs."""
+    """Maximum number of requests to decode from the start of each file; by default 10 for recorded outputs."""
     verifier: VerifierConfig = VerifierConfig()
     """The model: a folder, a name on the hub, or random weights such as 'random:150M' with the tokenizer's folder."""
     draft: DraftConfig = DraftConfig()
-    """How to draft."""
+    """Drafting options."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """A small language model that drafts, too."""
+    """A small language model that also drafts."""
     generation: GenerationConfig = GenerationConfig()
     """Sampling and length of the output; at most 128 tokens by default."""
     client: ClientConfig = ClientConfig()
-    """The drafter sidecar, if any. It keeps earlier learned text."""
+    """The drafter sidecar, if any. It keeps text that it learned earlier."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; return 1 if drafts changed a token where they must not."""
+    """Measure and print; return 1 if drafts changed a token in float32."""
     settings = load_settings(BenchGenerateSettings, "bench generate", arguments)
     if (settings.prompts is not None) == bool(settings.replay):
         raise ConfigError("name what to decode: one of --prompts FILE and --replay TRACES")

@@ -1,8 +1,9 @@
-"""``speculant bench offload``: a model larger than memory, with and without drafts, and with accelerate's offloading.
+"""``speculant bench offload``: runs a model larger than memory, with and without drafts, and with accelerate.
 
 Weights are random, because the time of a pass does not depend on them. The model is forced to output recorded text,
 whose tokens are renumbered so that a small vocabulary suffices. A draft model has real weights: it drafts the recorded
-outputs in its own vocabulary, with SpecExec's trees. Every variant runs in its own process, to measure its memory.
+outputs in its own vocabulary, with SpecExec's trees. Every variant runs in its own process, so that its memory can be
+measured.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
 
 class BenchOffloadSettings(ReportingSettings):
-    """Decode recorded outputs with a model larger than a memory budget, and with the same one in memory.
+    """Decode recorded outputs with a model larger than a memory budget, and compare it with the same model in memory.
 
-    It decodes plainly and with trees of the given numbers of nodes, and plainly with accelerate's disk offloading under
-    the same budget. With a draft model, trees are those of strategy specexec, of depth 16 and of 64 nodes per draft
-    pass. The exit status is 1 if a logit differs.
+    It decodes plainly, with trees of at most --nodes nodes, and plainly with accelerate's disk offloading under the
+    same budget. With a draft model, the strategy specexec drafts trees of depth 16, with 64 nodes per draft pass. The
+    exit status is 1 if a logit differs.
     """
 
     replay: CliVariadicArg[list[TypedPath]]
@@ -40,7 +41,7 @@ class BenchOffloadSettings(ReportingSettings):
     tokenizer: str
     """Tokenizer of the recorded outputs: a folder."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """Draft model with the tokenizer of the recorded outputs. By default the outputs' own n-grams draft."""
+    """Draft model with the tokenizer of the recorded outputs. By default, drafts come from n-grams of the outputs."""
     family: Literal["llama", "gpt-oss"] = "llama"
     """Architecture of the random weights."""
     size: ByteSize = ByteSize(3_000_000_000)
@@ -48,7 +49,7 @@ class BenchOffloadSettings(ReportingSettings):
     ram_budget: ByteSize = ByteSize(1_000_000_000)
     """Memory limit of the process."""
     nodes: Annotated[list[int], COMMAS] = [16, 64, 256, 1024]  # noqa: RUF012 - every instance gets its own copy
-    """Maximum number of nodes per tree, separated by commas."""
+    """Maximum numbers of nodes per tree, separated by commas."""
     limit: Annotated[int, Field(ge=1)] = 4
     """Number of outputs to decode from each file."""
     max_tokens: Annotated[int, Field(ge=8)] = 200

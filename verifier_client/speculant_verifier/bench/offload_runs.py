@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 _VOCABULARY = 16_384
 _PLAIN_TOKENS = 16
-"""Tokens decoded without drafts; every token takes the same time."""
+"""Number of tokens decoded without drafts; a few suffice, because every token takes the same time."""
 _NUM_PASSES = 5
 _DEPTH, _BRANCHES = 16, 64
-"""Depth of a draft model's trees and nodes per draft pass, as in SpecExec's paper."""
+"""Depth of a draft model's trees, and number of nodes per draft pass, as in SpecExec's paper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class OffloadPlan:
     """Folder of the checkpoint and of the files that processes exchange."""
     tokenizer: str
     draft_model: str
-    """Draft model for strategy specexec; empty: n-grams draft as many nodes as pay."""
+    """Draft model for strategy specexec. If empty, n-grams draft as many nodes as pay off."""
     family: str
     size: int
     """Size of the weights in bytes."""
@@ -150,9 +150,10 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
 
 
 def accelerate(plan: OffloadPlan) -> dict[str, Any]:
-    """Decode with accelerate's disk offloading.
+    """Measure passes with accelerate's disk offloading.
 
-    The page cache is emptied before each pass, because a machine with only the budgeted memory would have none.
+    The page cache is emptied before each pass, because a machine with only the budgeted memory would have no page
+    cache.
     """
     quiet_transformers()
     config = AutoConfig.from_pretrained(plan.checkpoint)
@@ -180,7 +181,7 @@ def accelerate(plan: OffloadPlan) -> dict[str, Any]:
 
 
 def resident(plan: OffloadPlan) -> dict[str, Any]:
-    """Compute the same logits with all weights in memory."""
+    """Compute logits with all weights in memory, and compare them with the logits of offloaded weights."""
     target = _loaded(plan)
     figures: dict[str, Any] = {"identical": torch.equal(torch.load(plan.folder / "streamed.pt"), _logits(target, plan))}
     for name, width in (("", 1), ("wide_", max(plan.nodes))):
@@ -217,7 +218,7 @@ def _loaded(plan: OffloadPlan, **options: Any) -> TargetModel:
 def _decode(
     target: TargetModel, plan: OffloadPlan, costs: CostTable, requests: Sequence[BenchRequest], nodes: int
 ) -> DecodingStatistics:
-    """Decode with trees of at most this many nodes; without drafts, decode only the first tokens."""
+    """Decode with trees of at most ``nodes`` nodes; if it is 0, decode only the first tokens, without drafts."""
     if not nodes:
         beginnings = [(request.teacher_forced or ())[:_PLAIN_TOKENS] for request in requests]
         requests = [
@@ -252,7 +253,7 @@ def _logits(target: TargetModel, plan: OffloadPlan) -> torch.Tensor:
 
 
 def _pass_of(target: TargetModel, width: int) -> tuple[float, int]:
-    """Return the duration of a pass over random tokens in seconds, and the bytes that it reads."""
+    """Return the duration of a pass over random tokens in seconds, and the number of bytes that the pass reads."""
     tokens = torch.randint(target.vocabulary_size, (width,)).tolist()
     draft = Draft(tuple(tokens[1:]), (0,) * (width - 1))
     before = target.offload.num_bytes if target.offload else 0

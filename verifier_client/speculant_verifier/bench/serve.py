@@ -34,30 +34,30 @@ _TIMEOUT_S = 600.0
 
 
 class BenchServeSettings(ReportingSettings):
-    """Send many concurrent streams to a service, without and with drafts interleaved.
+    """Send many concurrent streams to a service, in alternating rounds without and with drafts.
 
-    Without --url it serves the demo's model itself, with its own drafter. The exit status is 1 if a request failed.
+    Without --url, it serves the demo's model itself, together with a drafter. The exit status is 1 if a request failed.
     """
 
     url: str = ""
     """A running service: the base URL of its API, ending in /v1."""
     api_key: SecretStr = SecretStr("")
-    """Its key, if it requires one."""
+    """API key of the service, if it requires a key."""
     prompts: Path | None = None
-    """Prompts: one per line, or JSON Lines with the field 'prompt'; few prompts are reused, and drafts learn from that.
-    By default each prompt begins a function of the demo's library, each once."""
+    """Prompts: one per line, or JSON Lines with the field 'prompt'; if there are too few, they are reused, and drafts
+    learn from that. By default, each prompt is the beginning of a different function of the demo's library."""
     streams: Annotated[int, Field(ge=1, le=4096)] = 50
     """Concurrent requests."""
     requests: Annotated[int, Field(ge=1, le=100_000)] = 250
-    """Requests per round; the n-th has the seed n."""
+    """Number of requests per round; request n has the seed n."""
     rounds: Annotated[int, Field(ge=1, le=100)] = 2
-    """Rounds without drafts, and with drafts."""
+    """Number of rounds without drafts, and as many with drafts."""
     max_tokens: Annotated[int, Field(ge=1)] = 64
-    """Tokens of each answer; the model's end token is ignored."""
+    """Number of tokens of each answer; the model's end token is ignored."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Sampling temperature."""
     kill_drafter: bool = False
-    """Kill the drafter in the middle of every round with drafts and restart it; only without --url."""
+    """Kill and restart the drafter after a quarter of every round with drafts; only without --url."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -240,7 +240,7 @@ def _take(answer: Answer, event: Mapping[str, Any]) -> None:
 
 
 async def _kill(drafter: OwnDrafter, may_kill: asyncio.Event) -> None:
-    """Kill the drafter in the middle of a round, and restart it."""
+    """Kill and restart the drafter when ``may_kill`` is set, during a round."""
     await may_kill.wait()
     await asyncio.to_thread(drafter.kill_and_start)
 

@@ -30,13 +30,13 @@ _Number = Annotated[int, Field(ge=1, le=9999)]
 
 
 class BenchStructuredSettings(ReportingSettings):
-    """Decode records of a strict schema with and without forced tokens, and a long conversation's second call.
+    """Decode records of a strict schema with and without tokens that the schema forces; continue a long conversation.
 
-    The exit status is 1 if an answer differs from the one without drafts, or violates its schema.
+    The exit status is 1 if drafts change an answer, or if an answer violates its schema.
     """
 
     verifier: VerifierConfig = VerifierConfig()
-    """Model; without one, random weights for the named tokenizer."""
+    """The model; by default random weights with the named tokenizer."""
     records: Annotated[int, Field(ge=1)] = 16
     """Number of records to write."""
     batch: Annotated[int, Field(ge=1)] = 8
@@ -44,7 +44,7 @@ class BenchStructuredSettings(ReportingSettings):
     nodes: Annotated[int, Field(ge=1)] = 8
     """Maximum number of drafted tokens per row."""
     conversation: Annotated[int, Field(ge=64)] = 4000
-    """Tokens of the long conversation, at least 64."""
+    """Length of the long conversation in tokens, at least 64."""
 
 
 class _Part(BaseModel):
@@ -74,7 +74,7 @@ class _Order(_Part):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; return 1 if a schema or a draft changed an output."""
+    """Measure and print; return 1 if drafts changed an output, or if an output violates its schema."""
     settings = load_settings(BenchStructuredSettings, "bench structured", arguments)
     begin("loading the model")
     verifier = settings.verifier
@@ -94,7 +94,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class _Runs:
-    """Runs on one model."""
+    """The measurements on one model."""
 
     def __init__(self, target: TargetModel, batch: int, nodes: int) -> None:
         from speculant_verifier.conversation.tool_calls import STRICT
@@ -111,9 +111,9 @@ class _Runs:
         self._grammar = grammar
 
     def records(self, count: int) -> dict[str, Any]:
-        """Decode records with and without drafts, both freely and forced to usual tokens.
+        """Decode records freely with and without drafts, and forced to usual tokens with and without the grammar.
 
-        Only the forced records show the gain from drafts, because a model with random weights tokenises words
+        Only the forced records show the gain from the grammar, because a model with random weights tokenises words
         unusually.
         """
         free = [
@@ -136,7 +136,7 @@ class _Runs:
         }
 
     def masks(self) -> dict[str, Any]:
-        """Compute the masks at every node of drafts for some records."""
+        """Measure the time to check a token and to mask logits, at every node of drafts for some records."""
         import torch
 
         logits = torch.randn(self._target.vocabulary_size)
@@ -158,7 +158,7 @@ class _Runs:
         }
 
     def second_call(self, length: int) -> dict[str, Any]:
-        """Prefill a conversation, then again with another last question, with and without the prefix cache."""
+        """Answer a conversation, then a further question in it, with and without the prefix cache."""
         words = self._target.vocabulary_size
         conversation, question = ([self._random.randrange(words) for _ in range(each)] for each in (length, 60))
         settings = GenerationConfig(ignore_end_tokens=True)

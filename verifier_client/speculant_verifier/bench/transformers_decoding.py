@@ -17,7 +17,7 @@ from speculant_verifier.bench.workload import BenchRequest
 from speculant_verifier.model import TargetModel
 
 _LOGIT = 1e4
-"""Larger than all logits of a model, even after temperature and penalties; finite in every dtype."""
+"""Logit larger than all logits of a model, even after temperature and penalties, but finite in every dtype."""
 
 
 class _Arrivals(BaseStreamer):
@@ -41,13 +41,13 @@ class _Arrivals(BaseStreamer):
 def decode_transformers(
     target: TargetModel, requests: Sequence[BenchRequest], config: GenerationConfig, **more: Any
 ) -> Decoded:
-    """Decode one request.
+    """Decode one request with transformers' ``generate``.
 
-    It uses the same model object with the same attention, and also forces the model to output records.
+    The model object and its attention are the same as for this project's engine, and recorded outputs are forced, too.
 
     Args:
         target: the model.
-        requests: one request, because transformers' speculation supports no more.
+        requests: a single request, because transformers' speculative decoding supports no more.
         config: sampling settings.
         more: further arguments of ``generate``.
     """
@@ -87,10 +87,10 @@ def decode_transformers(
 
 @contextmanager
 def _forced_output(model: nn.Module, request: BenchRequest) -> Iterator[None]:
-    """Make transformers output a record: after each prefix of the request, its next token gets the highest logit.
+    """Make transformers output a record: after each prefix of the record, its next token gets the highest logit.
 
-    It changes the logits that the model returns. A logits processor could do the same, but would make transformers copy
-    the logits.
+    This function changes the logits that the model returns. A logits processor could do the same, but would make
+    transformers copy the logits.
     """
 
     def force(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:

@@ -20,8 +20,8 @@ from speculant_graph.settings import ReportingSettings, load_settings
 class BenchVerifyCostSettings(ReportingSettings):
     """Measure the cost of verifying drafts: forward passes over the last token and drafted nodes.
 
-    Every figure is the smallest of repeated, interleaved passes. Points that do not fit into --time are left out, from
-    the largest on.
+    Every figure is the smallest of repeated, interleaved passes. Points that do not fit into --time are left out, the
+    largest first.
     """
 
     batch: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 4, 8]  # noqa: RUF012
@@ -33,9 +33,9 @@ class BenchVerifyCostSettings(ReportingSettings):
     context: Annotated[int, Field(ge=0, le=1 << 20)] = 200
     """Cached tokens per row."""
     time: Annotated[float, Field(gt=0.0, le=3_600.0)] = 30.0
-    """Longest time of the measurement, in seconds."""
+    """Maximum duration of the measurement, in seconds."""
     output: Path | None = None
-    """Write the curve of the first batch to this JSON file, for 'speculant bench replay --cost'."""
+    """Write the cost curve of the first batch size to this JSON file, for 'speculant bench replay --cost'."""
     verifier: VerifierConfig = VerifierConfig()
     """The model: a folder, a name on the hub, or random weights such as 'random:150M' with the tokenizer's folder."""
 

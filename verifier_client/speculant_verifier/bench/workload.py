@@ -1,7 +1,7 @@
 """Requests and models for benchmarks: prompts or recorded outputs, and checkpoints or random weights.
 
-The time of a pass hardly depends on the weights, so random weights of the same shape suffice. Its text is meaningless,
-so it should replay recorded outputs.
+The time of a pass hardly depends on the weights, so random weights of the same shape suffice. Random weights produce
+meaningless text, so such a model should replay recorded outputs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from speculant_verifier.structured import Grammar
 
 RANDOM = "random:"
-"""Prefix of model names with random weights, such as 'random:150M' or 'random:gpt-oss-20b'."""
+"""Prefix that names a model with random weights, such as 'random:150M' or 'random:gpt-oss-20b'."""
 
 _REAL = "gpt-oss-20b"
 _SIZE = re.compile(r"\d+(?:\.\d+)?[MB]")
@@ -151,7 +151,7 @@ def _fitting(requests: list[BenchRequest], target: TargetModel) -> list[BenchReq
 
 
 def _architecture(size: str, vocabulary_size: int) -> GptOssConfig:
-    """Return an architecture of about this size: hidden size 512, or less if the vocabulary would dominate."""
+    """Return an architecture of about this size. Its hidden size is 512, or less if the vocabulary would dominate."""
     from transformers import GptOssConfig
 
     if size == _REAL:

@@ -14,11 +14,11 @@ from speculant_graph import _core
 from speculant_verifier.cache.pass_layout import Placement
 
 Buffer = NDArray[np.int16]
-"""A buffer's memory, ``[rows, kv_heads, slots, n]``."""
+"""A buffer's memory as 16-bit integers, ``[rows, kv_heads, slots, n]``."""
 
 
 class SlotLayer(CacheLayerMixin):
-    """KV buffers ``[rows, kv_heads, slots, head_dim]``; the cache sets the slots to write and read before every pass.
+    """KV buffers ``[rows, kv_heads, slots, head_dim]``; before every pass, the cache sets the slots to write and read.
 
     Buffers are zeroed, never uninitialised: a NaN in a masked slot would still poison the output (0 x NaN).
     """
@@ -43,7 +43,7 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store ``[n, kv_heads, T, head_dim]`` and return the keys and values that the pass may attend to."""
+        """Store keys and values, ``[n, kv_heads, T, head_dim]``; return all that the pass may attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         placement = self.placement
@@ -62,7 +62,7 @@ class SlotLayer(CacheLayerMixin):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the buffers."""
+        """Memory of the buffers in bytes."""
         return self.keys.nbytes + self.values.nbytes if self.is_initialized else 0
 
     def resize(self, num_rows: int, num_slots: int) -> None:
@@ -91,7 +91,7 @@ class SlotLayer(CacheLayerMixin):
         self.values[rows, :, target] = self.values[rows, :, source]
 
     def copy_row(self, source: int, target: int, num_slots: int) -> None:
-        """Copy the first slots of a row to another."""
+        """Copy the first slots of a row to another row."""
         if self.is_initialized:
             self.keys[target, :, :num_slots] = self.keys[source, :, :num_slots]
             self.values[target, :, :num_slots] = self.values[source, :, :num_slots]
@@ -106,29 +106,29 @@ class SlotLayer(CacheLayerMixin):
         self.values[row][:, slots] = values
 
     def wipe(self, row: int, start: int, stop: int) -> None:
-        """Zero slots of a row."""
+        """Set slots of a row to zero."""
         if self.is_initialized and start < stop:
             self.keys[row, :, start:stop] = 0
             self.values[row, :, start:stop] = 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Part of the transformers interface: columns the pass may attend to, and their offset."""
+        """Return the number of slots that the pass may attend to, and the offset 0; transformers needs this method."""
         del query_length
         return self.get_seq_length(), 0
 
     def get_seq_length(self) -> int:
-        """Part of the transformers interface."""
+        """Return the number of slots that the pass may attend to; transformers needs this method."""
         return 0 if self.placement is None else self.placement.columns
 
     def get_max_length(self) -> int:
-        """Part of the transformers interface."""
+        """Return the number of slots per row; transformers needs this method."""
         return self.num_slots
 
 
 def _zeros_like(states: Tensor, num_rows: int, num_slots: int) -> Tensor:
     """Return a buffer for keys or values ``[rows, kv_heads, slots, head_dim]``; on a GPU its memory is in slot order.
 
-    In slot order, the parts of a row's slots (:meth:`CacheLayout.num_parts`) are views.
+    In slot order, the parts into which a row's slots are split (:meth:`CacheLayout.num_parts`) are views.
     """
     heads, size = states.shape[1], states.shape[3]
     if states.device.type == "cpu":

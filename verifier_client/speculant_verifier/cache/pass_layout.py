@@ -1,8 +1,8 @@
 """Lays out one pass over a ragged batch: computes positions and masks from token trees, on the host.
 
-A row's pass consists of a chain of pending tokens, which are always committed, and a draft rooted at the last one. Node
-i of the pass is written to the row's slot ``length + i``. It attends to the committed tokens, its ancestors and itself.
-Its position follows from its depth.
+A row's pass consists of a chain of pending tokens, which are always committed, and a draft rooted at the last pending
+token. Node i of the pass is written to the row's slot ``length + i``. The node attends to the committed tokens, its
+ancestors and itself, and its position follows from its depth.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from speculant_graph.types import Draft
 
 _STEP = 16  # slot granularity, because kernels need masks with aligned rows
 _WIDTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
-"""Widths of recorded passes, in nodes."""
+"""Widths to which recorded passes are padded, in nodes."""
 _LEAST_COLUMN_STEP = 256
-"""Recorded passes read a multiple of this number of slots, or of a quarter of the next power of two."""
+"""Recorded passes read a multiple of this number of slots, or of a quarter of the next power of two if that is more."""
 _MOST_BUSY = 256
 """Maximum number of thread blocks of one attention kernel, about twice the number of multiprocessors of large GPUs."""
 _FEWEST_COLUMNS = 128
-"""Fewest slots of a part, because combining two parts takes as long as reading this many slots."""
+"""Minimum number of slots per part, because combining two parts takes as long as reading this many slots."""
 _MOST_MASKED = 1 << 27
 """Maximum number of elements of a mask that is repeated for every head."""
 _MOST_FOLDED = 64
-"""Wider passes do not repeat masks, because one kernel call per group then costs little."""
+"""Maximum width of passes that repeat masks. In wider passes, one kernel call per group costs little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class CacheLayout:
     """Properties of a model and its attention that determine the cache."""
 
     step: ClassVar[int] = _STEP
-    """The number of slots is a multiple of this."""
+    """Every number of slots is a multiple of this number."""
     is_sliding: tuple[bool, ...]
-    """Per layer, whether it attends only to the window."""
+    """Per layer, whether the layer attends only to the window."""
     window: int | None
     """Number of positions that sliding layers attend to, including the token's own; None without sliding layers."""
     groups: int
@@ -59,7 +59,7 @@ class CacheLayout:
     """Whether attention over many slots is split into parts (split-KV), to keep a GPU busy."""
 
     def round_up(self, num_slots: int) -> int:
-        """Return a number of slots, rounded up."""
+        """Return a number of slots, rounded up to a multiple of ``step``."""
         return -(-num_slots // _STEP) * _STEP
 
     def round_width(self, width: int) -> int:
@@ -93,10 +93,10 @@ class CacheLayout:
         )
 
     def ring_slots(self, widest_pass: int | None) -> int | None:
-        """Return the slots that a ring needs to roll back passes of this width; None for any width.
+        """Return the number of slots of a ring that can roll back passes of this width; None for no ring.
 
-        A pass overwrites the slot ``ring`` positions before its last node. This slot must be outside its first node's
-        window.
+        A pass overwrites the slot that is ``ring`` positions before its last node. This slot must be outside the window
+        of the pass's first node.
         """
         if widest_pass is None or self.window is None:
             return None
@@ -108,15 +108,15 @@ class Placement:
     """The slots that a pass writes and reads in layers of one kind."""
 
     rows: Tensor
-    """``[n]``."""
+    """Rows of the pass, ``[n]``."""
     slots: Tensor
     """Slots of the nodes, ``[n, T]``."""
     columns: int
     """Number of slots to read, starting at the first."""
     block: slice | None
-    """The rows if they are contiguous, so they are read in place; None if they must be gathered."""
+    """The rows if they are contiguous and can be read in place; None if they must be gathered."""
     run: tuple[int, int] | None
-    """(row, first slot) if the pass writes contiguous slots of one row."""
+    """(row, first slot) if the pass writes contiguous slots of one row; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class ForwardPlan:
     """The model's inputs for one pass over n rows of T nodes."""
 
     position_ids: Tensor
-    """``[n, T]`` int64, by depth in the tree."""
+    """Positions by depth in the tree, ``[n, T]`` int64."""
     full: Tensor | None
     """Mask of full-attention layers, in the format of the layout's attention; None without such layers."""
     sliding: Tensor | None
@@ -138,8 +138,8 @@ class ForwardPlan:
 def hidden_score(dtype: torch.dtype) -> float:
     """Return the value that masks add to the scores of masked slots.
 
-    A query may see no slot of a part when slots are split into parts, and its result must be finite. So the value is
-    not minus infinity. It is not the lowest finite number either, because kernels scale it, and the result would
+    The value is not minus infinity: if slots are split into parts, a query may see no slot of a part, and its result
+    must still be finite. It is not the lowest finite number either, because kernels scale the value, and it would
     overflow.
     """
     return max(torch.finfo(dtype).min, -1e30)
@@ -149,7 +149,7 @@ class MaskMaker:
     """Builds the masks of one kind of layers. A mask is valid until the next one is built."""
 
     def __init__(self, layout: CacheLayout, window: int | None = None) -> None:
-        """Set the layout, and the window of the layers; None for full attention."""
+        """Store the layout and the window of the layers; None for full attention."""
         self._layout, self._window = layout, window
         # Writing to newly allocated memory takes several times as long as reusing a buffer.
         self._space = torch.empty(0, dtype=layout.dtype, device=layout.device)
@@ -195,11 +195,11 @@ class PassShape:
     """The nodes of one pass over n rows of T nodes each. Padding nodes attend to themselves."""
 
     lengths: Integers
-    """Committed tokens, ``[n]``."""
+    """Number of committed tokens per row, ``[n]``."""
     depths: Integers
     """Distance from a row's first pending token, ``[n, T]``; padding has the depth of the row's deepest node."""
     ancestors: Bools
-    """``[n or 1, T, T]``: whether the second node is the first node itself or its ancestor."""
+    """``[n or 1, T, T]``: at ``[row, i, j]``, whether node j is node i itself or an ancestor of node i."""
 
 
 def shape_of_pass(
@@ -257,13 +257,14 @@ def full_visibility(shape: PassShape, columns: int) -> Bools:
 
 
 def window_visibility(shape: PassShape, columns: int, window: int, ring: int) -> Bools:
-    """Return the visible slots of attention to the last ``window`` positions, including the node's own.
+    """Return the slots visible to attention over the last ``window`` positions, including the node's own.
 
     Args:
         shape: the pass.
         columns: slots that the pass reads.
-        window: in positions, not slots, because siblings share a position.
-        ring: slot = index % ring, where the index of a node counts committed tokens and nodes before it.
+        window: number of positions, not of slots, because siblings share a position.
+        ring: size of the ring. A node's slot is index % ring, where the index counts committed tokens and earlier
+            nodes.
 
     Returns:
         ``[n, T, columns]``.

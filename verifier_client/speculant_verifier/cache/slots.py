@@ -1,13 +1,14 @@
 """KV cache of slots: ragged rows without padding, in-place verification of drafts, exact rollback.
 
 Every row starts at slot 0, and a committed token's slot is its position. A forward pass writes row ``b`` to the slots
-after its committed length. Rows with fewer nodes are padded with junk, which is masked and later overwritten. To roll
-back, the cache does *not* advance the length. This also works for sliding-window layers, because the mask applies the
-window by **position**.
+after its committed length. Rows with fewer nodes are padded with junk, which is masked and later overwritten. Rolling
+back means that the cache does *not* advance the row's length. This also works for sliding-window layers, because the
+mask applies the window by **position**.
 
 Sliding layers may be ring buffers: slot = index % ring, where the ring has space for the window and the widest pass. So
 the tokens that a pass overwrites are outside every window, and slots of rejected drafts are masked. Until a row wraps
-around, a ring is like any other layer of its size, so short batches take no more memory.
+around, a ring works like any other layer. A ring is never larger than other layers, so short batches take no more
+memory.
 
 Invariant between steps: the cache contains every token of a row except its *pending* tokens (usually one), with which
 the next pass begins.
@@ -39,7 +40,7 @@ _LEAST_GROWTH = 256
 _LEAST_RECORDED_GROWTH = 2_048
 
 KeysAndValues = tuple[tuple[Tensor, Tensor], ...]
-"""Keys and values of some layers of a row, ``[kv_heads, positions, head_dim]`` each."""
+"""Keys and values of one row in some layers, ``[kv_heads, positions, head_dim]`` each."""
 
 
 class SlotCache(Cache):
@@ -55,9 +56,9 @@ class SlotCache(Cache):
         """
         self.layout, self.num_rows, self.capacity = layout, num_rows, 0
         self.max_slots: int | None = None
-        """Limit of rows times capacity for automatic growth; None for no limit."""
+        """Limit of automatic growth, as rows times slots per row; None for no limit."""
         self.lengths = [0] * num_rows
-        """Committed tokens per row. Read only: commits and clears change them."""
+        """Number of committed tokens per row. Callers only read it; methods of the cache change it."""
         self._written = [0] * num_rows  # slots that may have contents, including rejected nodes
         self._ring = layout.ring_slots(widest_pass)
         self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout, layout.window)
@@ -71,7 +72,7 @@ class SlotCache(Cache):
 
     @property
     def most_slots(self) -> int | None:
-        """Maximum number of slots of a row within the limit; None for any number."""
+        """Maximum number of slots per row within ``max_slots``; None for no maximum."""
         if self.max_slots is None or not self.num_rows:
             return None
         return self.max_slots // self.num_rows // self.layout.step * self.layout.step
@@ -82,15 +83,16 @@ class SlotCache(Cache):
         return sum(layer.num_bytes for layer in self._slot_layers)
 
     def slots_needed(self, num_rows: int, longest: int) -> int:
-        """Return rows times the capacity for the longest row's tokens plus the widest pass.
+        """Return the number of slots for all rows if each has space for ``longest`` tokens and nodes.
 
-        The longest row needs both, because all rows of a pass are padded to the same number of nodes.
+        ``longest`` is the length of the longest row plus the widest pass, because all rows of a pass are padded to the
+        same number of nodes.
         """
         return num_rows * self.layout.round_up(longest)
 
     @torch.inference_mode()
     def resize(self, num_rows: int, capacity: int) -> None:
-        """Change the rows and the slots per row, and keep the contents. Works layer by layer, to save memory.
+        """Change the number of rows and of slots per row, and keep the contents. Works layer by layer, to save memory.
 
         Raises:
             ValueError: rows or slots to be removed have committed tokens.
@@ -135,7 +137,7 @@ class SlotCache(Cache):
         """Clear a row for another sequence.
 
         Its slots are zeroed, because masked slots are multiplied by zero, and a NaN of the former sequence would
-        survive.
+        survive this.
         """
         for layer in self._slot_layers:
             layer.wipe(row, 0, min(self._written[row], layer.num_slots))
@@ -145,7 +147,8 @@ class SlotCache(Cache):
     def move_row(self, source: int, target: int) -> None:
         """Move a row to another index and overwrite the row there; the source is then empty.
 
-        Adjacent rows are read in place. Other rows are gathered, which copies them in every pass.
+        Such moves make rows adjacent. Adjacent rows are read in place; other rows are gathered, which copies them in
+        every pass.
         """
         if source == target:
             return
@@ -168,14 +171,14 @@ class SlotCache(Cache):
         Args:
             row: the row; a pass must have run.
             start: first position.
-            stop: end position. Sliding layers have only the window before the next position.
+            stop: end position, exclusive. Sliding layers contain only the window before the row's next position.
             sliding: read sliding layers instead of full-attention layers.
         """
         return tuple(layer.read(row, slots) for layer, slots in self._positions(start, stop, sliding=sliding))
 
     @torch.inference_mode()
     def write(self, row: int, start: int, contents: KeysAndValues, *, sliding: bool, length: int) -> None:
-        """Write back the first ``length`` positions of a result of :meth:`read`; they must fit.
+        """Write back the first ``length`` positions of a result of :meth:`read`; the row must have space for them.
 
         Args:
             row: any row.
@@ -202,7 +205,7 @@ class SlotCache(Cache):
                 yield layer, slots
 
     def block_of(self, rows: Sequence[int]) -> range:
-        """Return the rows of a padded pass: the first rows of the cache, with the number rounded up.
+        """Return the rows of a padded pass: all rows up to the last of ``rows``, with their number rounded up.
 
         Padding does not harm rows outside the pass, because it writes only to slots beyond their length.
         """
@@ -226,7 +229,7 @@ class SlotCache(Cache):
                 the last commit. The pass covers only the nodes after them, so trees can grow pass by pass.
 
         Returns:
-            Positions and masks for the model's forward; T is ``position_ids.shape[1]``, to which rows are padded.
+            Positions and masks for the model's forward pass. Rows are padded to T = ``position_ids.shape[1]`` nodes.
         """
         rounded = self._width(rows, max(sizes_of(pending, drafts))) if self.layout.rounds else None
         shape = shape_of_pass([self.lengths[row] for row in rows], pending, drafts, rounded)
@@ -259,7 +262,7 @@ class SlotCache(Cache):
             layer.placement = plan.sliding_placement if is_sliding else plan.full_placement
 
     def _width(self, rows: Sequence[int], width: int) -> int:
-        """Return the width to which the rows of a pass are padded: the rounded width, if it fits."""
+        """Return the width to which the rows of a pass are padded: the rounded width if it fits, else ``width``."""
         rounded = self.layout.round_width(width)
         end = max(self.lengths[row] for row in rows) + rounded
         is_too_wide = self._ring is not None and rounded + (self.layout.window or 0) > self._ring + 1
@@ -286,9 +289,9 @@ class SlotCache(Cache):
 
         Args:
             rows: rows of the last pass, all or some, in any order.
-            paths: per row, the indices in the pass of the nodes to keep: all m pending tokens, 0 to m - 1, and then
-                the accepted path below them, where draft node j is m + j. A range from 0 is the cheapest form of a
-                path without moves.
+            paths: per row, the indices in the pass of the nodes to keep: first all m pending tokens, 0 to m - 1, then
+                the accepted path below them, where draft node j has the index m + j. If no node must move, a range from
+                0 is the cheapest form.
         """
         moved = [
             (row, self.lengths[row] + node, self.lengths[row] + index)

@@ -43,7 +43,7 @@ COMMANDS = {
 
 
 class ChatGenerationConfig(GenerationConfig):
-    """How tokens are chosen in a conversation, whose answers may be long."""
+    """Sampling settings of a conversation, whose answers may be long."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 1024
     """Maximum number of new tokens of an answer."""
@@ -52,14 +52,14 @@ class ChatGenerationConfig(GenerationConfig):
 class ChatSettings(DecodingSettings):
     """Chat with a model, with the flags of 'generate'. A line is a message, typed or from a pipe; /help lists commands.
 
-    Ctrl-C stops an answer, Ctrl-D ends. Answers go to standard output, all else to standard error. The exit status is 1
-    if a piped line failed.
+    Ctrl-C stops an answer, and Ctrl-D ends the chat. Answers go to standard output, everything else to standard error.
+    The exit status is 1 if a piped line failed.
     """
 
     system: str = ""
     """A system message before the conversation."""
     color: Literal["auto", "never", "always"] = "auto"
-    """Colour accepted drafts, and dim all but the answer: 'auto' does on a terminal, unless NO_COLOR is set."""
+    """Colour accepted drafts, and dim all text except answers. 'auto' does so on a terminal unless NO_COLOR is set."""
     generation: ChatGenerationConfig = ChatGenerationConfig()
     """Sampling and length of the output."""
     train: TrainConfig = TrainConfig()
@@ -89,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class Input:
-    """Reads messages from standard input, on a terminal with a prompt whose history is not saved."""
+    """Reads messages from standard input. A terminal gets a prompt, whose history is not saved."""
 
     def __init__(self, *, is_colored: bool) -> None:
         """Set up the prompt, if the input is a terminal."""
@@ -181,7 +181,7 @@ class Conversation:
             answers: console for answers.
             notes: console for everything else.
             system: a system message at the start, if not empty.
-            training: statistics, training and evaluation; None disables their commands.
+            training: object for the commands /stats, /train and /eval; None disables these commands.
 
         Raises:
             GenerationError: the model has no chat template that accepts user messages.
@@ -197,7 +197,7 @@ class Conversation:
         """Run the chat; return 1 if a message from a pipe got no answer.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C while messages come from a pipe.
+            KeyboardInterrupt: Ctrl-C was typed while messages come from a pipe.
         """
         if self._input.is_typed:
             self._note(f"talking with {PurePath(self._decoder.target.name).name}; /help lists commands, Ctrl-D ends")

@@ -1,7 +1,7 @@
-"""The chat commands /stats, /train and /eval: draft statistics, and training and evaluation of the draft model.
+"""The chat commands /stats (draft statistics), /train and /eval (training and evaluation of the draft model).
 
-/train and /eval run ``speculant train`` in a separate process and show its output. So a training never changes the
-model in use. As on the command line, Ctrl-C ends a training with the best state so far.
+/train and /eval run ``speculant train`` in a separate process and show its output. So training never changes the model
+in use. As on the command line, Ctrl-C ends the training, which keeps its best state so far.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ChatTraining:
             draft_model: settings of the draft model.
             record: settings of the records.
             train: settings of the training.
-            note: shows a line of text.
+            note: function that shows a line of text.
         """
         self._decoder, self._draft_model, self._record, self._train = decoder, draft_model, record, train
         self._note = note
@@ -91,7 +91,7 @@ class ChatTraining:
         return "\n".join(lines)
 
     def _run(self, argument: str, *, present: str) -> int:
-        """Run ``speculant train`` to its end, even after Ctrl-C; return its exit status. It receives Ctrl-C, too."""
+        """Run ``speculant train``; return its exit status. After Ctrl-C, which it also receives, wait for its end."""
         from speculant_verifier.service.learning import environment_of
 
         recorder = self._decoder.engine.recorder

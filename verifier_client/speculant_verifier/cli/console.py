@@ -66,7 +66,7 @@ def legend() -> Text:
 
 
 class RunMeter:
-    """Measures a run, even an interrupted one, of a decoder without other callers."""
+    """Measures one run of a decoder without other callers. The run may be interrupted."""
 
     def __init__(self, decoder: SpeculativeDecoder) -> None:
         """Start measuring."""
@@ -107,7 +107,7 @@ class RunMeter:
         return ", ".join(parts)
 
     def _counts(self) -> tuple[int, ...]:
-        """Return tokens, passes, passes without drafter, drafted tokens, accepted tokens, and tokens without a pass."""
+        """Return counts: tokens, passes, passes without drafter, drafted and accepted tokens, tokens without a pass."""
         totals = self._decoder.totals
         return (
             totals.num_tokens,

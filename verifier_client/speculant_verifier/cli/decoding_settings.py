@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 class DecodingSettings(CommandSettings):
-    """Base of these commands."""
+    """Base class of the settings of decoding commands."""
 
     graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
-    """Draft in this process from this graph file, or from up to four as layers."""
+    """Graph file to draft from in this process, or up to four graph files as layers."""
     verifier: VerifierConfig = VerifierConfig()
     """The model."""
     draft: DraftConfig = DraftConfig()
     """Drafting options."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """A small language model that drafts, too; its name is enough."""
+    """A small language model that also drafts; its name is enough."""
     generation: GenerationConfig = GenerationConfig()
     """Sampling and length of the output."""
     client: ClientConfig = ClientConfig()
     """The drafter sidecar, if any."""
     record: RecordConfig = RecordConfig()
-    """Detailed mode: whole requests in a database. --record DIR is short for --record.folder DIR."""
+    """Detailed mode: records whole requests in a database. --record DIR is short for --record.folder DIR."""
 
     @property
     def suited_draft(self) -> DraftConfig:
@@ -50,7 +50,7 @@ class DecodingSettings(CommandSettings):
         return suited(self.draft, self.generation, Sources(has_ngrams, bool(self.draft_model.name)))
 
     def open_decoder(self, *, require_same_tokenizer: bool = True) -> SpeculativeDecoder:
-        """Load the model and open its drafter; warn if there is none."""
+        """Load the model and open its drafter; warn if there is no drafter."""
         from speculant_verifier.decoder import SpeculativeDecoder
         from speculant_verifier.model.progress import quiet_transformers
 

@@ -23,9 +23,9 @@ class DemoSettings(ReportingSettings):
     model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
     rounds: Annotated[int, Field(ge=1)] = 3
-    """Measurements per prompt; the figures are medians."""
+    """Number of measurements per prompt; the figures are medians."""
     draft_model: bool = False
-    """Draft with the demo's draft model, too, where n-grams are unsure and it pays."""
+    """Also draft with the demo's draft model where n-grams are unsure and the draft model pays off."""
     draft: DraftConfig = DraftConfig()
     """Drafting options."""
     generation: GenerationConfig = GenerationConfig(max_tokens=160)

@@ -1,4 +1,4 @@
-"""The verifier's checks for ``speculant doctor``. Slow imports happen only if a model is named."""
+"""The verifier's checks for ``speculant doctor``. Slow modules are imported only if a model is named."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fin
     Args:
         config: the model and its device.
         load: load the whole model.
-        tokenizers: receives the tokenizer's fingerprint.
+        tokenizers: dictionary to which the tokenizer's fingerprint is added.
 
     Raises:
-        ConfigError: the model can't be used; the message has the reason.
+        ConfigError: the model can't be used; the message says why.
     """
     from transformers import AutoConfig
 
@@ -105,7 +105,10 @@ def _require_weights(folder: Path) -> None:
 def _size(
     config: VerifierConfig, described: PreTrainedConfig, model: PreTrainedModel, device: torch.device
 ) -> CheckResult:
-    """Report a model's memory and its streamed share. A model that does not fit is a failed check, not an error."""
+    """Report a model's memory and the share streamed from disk.
+
+    A model that does not fit is a failed check, not an error.
+    """
     from speculant_verifier.offload import plan_for
     from speculant_verifier.offload.packed_experts import has_kernels, is_packed, pack
     from speculant_verifier.offload.weight_files import bytes_per_second

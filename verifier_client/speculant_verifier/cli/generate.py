@@ -37,28 +37,28 @@ _REPORTED = (
 
 
 class GenerateSettings(DecodingSettings):
-    """Continue prompts with a model, faster with drafts.
+    """Continue prompts with a model; drafts make this faster.
 
-    The text goes to standard output during generation. A line of statistics goes to standard error, also after Ctrl-C.
+    The text goes to standard output during generation. A line of statistics goes to standard error, even after Ctrl-C.
     The exit status is 1 if a prompt failed.
     """
 
     prompt: CliPositionalArg[list[str]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Text to continue; several are decoded together. Without one and without --prompts, or for '-', all of standard
-    input."""
+    """Text to continue; several texts are decoded together. '-' reads all of standard input, which is also the default
+    without --prompts."""
     prompts: Path | None = None
-    """File with more prompts, one per line; '-' is standard input. In a file named .jsonl a line is a text, or an
-    object with 'prompt' (text or token ids) or 'messages' (a conversation); its 'document' names the document that the
-    prompt belongs to, for records."""
+    """File with more prompts, one per line; '-' is standard input. In a .jsonl file, a line is a text, or an object
+    with 'prompt' (text or token ids) or 'messages' (a conversation). The object's 'document' names the document that
+    the prompt belongs to, for records."""
     chat: bool = False
     """Apply the model's chat template to every prompt, as a user message."""
     system: str = ""
-    """With --chat: a system message before it."""
+    """With --chat, a system message before every prompt."""
     json_output: bool = False
     """Instead of plain text, print each result as one line of JSON: text, token ids, statistics, any error and, if
     requested, log-probabilities."""
     color: Literal["auto", "never", "always"] = "auto"
-    """Colour accepted drafts and the model's own tokens: 'auto' does on a terminal, unless NO_COLOR is set."""
+    """Colour accepted drafts and the model's own tokens. 'auto' does so on a terminal unless NO_COLOR is set."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -97,7 +97,7 @@ def _require_settings(decoder: SpeculativeDecoder, settings: GenerateSettings) -
 
 
 def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeDecoder:
-    """Load the model and open the drafter, and show a status."""
+    """Load the model and open the drafter; show a status meanwhile."""
     from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.sources import require_sources
 
@@ -183,7 +183,7 @@ class _TextOutput:
 
 
 class _JsonOutput:
-    """One JSON object per line for every finished sample."""
+    """JSON output, with one object per line for every finished sample."""
 
     def __init__(self, decoder: SpeculativeDecoder) -> None:
         self._decode = decoder.target.decode
@@ -207,7 +207,7 @@ class _JsonOutput:
         sys.stdout.flush()
 
     def stop(self) -> None:
-        """Do nothing: interrupted samples have no object."""
+        """Do nothing, because interrupted samples have no JSON object."""
 
     def _entry(self, token: TokenId, logprob: float) -> dict[str, object]:
         return {"token_id": token, "text": self._decode([token]), "logprob": logprob}

@@ -22,24 +22,24 @@ STANDARD_INPUT = Path("-")
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """One prompt as given."""
+    """One prompt as the user gave it."""
 
     prompt: str | list[TokenId] | None
     """Text or token ids; None for a conversation."""
     messages: list[Message]
     """Messages of the conversation."""
     location: str
-    """Its location, for messages; empty if there is only one prompt."""
+    """Location of the prompt, for messages; empty if there is only one prompt."""
     document: str = ""
-    """Name of its document, for records; empty if unknown."""
+    """Name of the prompt's document, for records; empty if unknown."""
 
 
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[PromptLine]:
     """Collect prompts from arguments, then from a file; without both, standard input is one prompt.
 
     Args:
-        texts: arguments; '-' alone is standard input.
-        path: JSON Lines if its name ends in .jsonl, otherwise one text per line; '-' is standard input.
+        texts: prompts given as arguments; a single '-' is standard input.
+        path: a file of JSON Lines if its name ends in .jsonl, otherwise with one text per line; '-' is standard input.
 
     Raises:
         ConfigError: there is no prompt, or a file can't be read; the message names the line.
@@ -112,7 +112,7 @@ def prompts_for(
     """Return prompts for the decoder, with conversations rendered by the model's chat template.
 
     Args:
-        decoder: has the template.
+        decoder: the decoder whose chat template is applied.
         lines: the prompts.
         is_chat: whether texts are user messages.
         system: a system message before the user messages, if not empty; conversations are unchanged.

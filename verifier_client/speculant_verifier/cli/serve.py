@@ -18,7 +18,7 @@ from speculant_verifier.cli.decoding_settings import DecodingSettings
 class VerifierSettings(DecodingSettings):
     """Serve a model to clients over gRPC and HTTP, with drafts from a sidecar or from a graph in this process.
 
-    Stops cleanly on SIGTERM or Ctrl-C, reloads the access file on SIGHUP.
+    SIGTERM or Ctrl-C stops the server cleanly; SIGHUP reloads the access file.
     """
 
     service: ServiceConfig = ServiceConfig()
@@ -26,11 +26,11 @@ class VerifierSettings(DecodingSettings):
     access: AccessConfig = AccessConfig()
     """Permitted clients. --access FILE is short for --access.file FILE."""
     train: TrainConfig = TrainConfig()
-    """How the draft model is trained on the records, and after how many new failures."""
+    """How the draft model is trained on the records, and how many new failures start a training."""
     log_level: LogLevel = "INFO"
-    """Least severe messages to show, on standard error."""
+    """Lowest level of messages to show on standard error."""
     log_format: LogFormat = "text"
-    """'text' for people, 'json' for one object per line."""
+    """Format of messages: 'text' for people, 'json' for one object per line."""
 
 
 def run(arguments: Sequence[str]) -> int:

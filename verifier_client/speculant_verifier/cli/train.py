@@ -41,25 +41,25 @@ _SHOWN = ("num_steps", "num_tokens", "trainable_share", "duration_s")
 class TrainSettings(ReportingSettings):
     """Train a LoRA adapter that makes a draft model imitate the target's output in recorded requests.
 
-    Three tenths of the documents are held out. The adapter is written if it gives more tokens per target pass on their
-    requests than the previous one; Ctrl-C ends the training and judges the best one so far. The exit status is 1 if
-    none was written.
+    Three tenths of the documents are held out. The adapter is written if, on requests of these documents, it gives more
+    tokens per target pass than the previous adapter. Ctrl-C ends the training and judges the best adapter so far. The
+    exit status is 1 if no adapter was written.
     """
 
     records: Path
     """Folder of recorded requests, from --record.folder."""
     output: Path | None = None
-    """Name of the adapter, required for a training. It becomes a link to the newest version in NAME.d, next to the
-    previous one."""
+    """NAME of the adapter, required for training. It becomes a link to the newest version in the folder NAME.d, which
+    also contains the previous version."""
     continue_from: Path | None = None
-    """Continue from this adapter, with its rank; by default a training begins with one that changes nothing."""
+    """Continue from this adapter, with its rank. By default, training begins with an adapter that changes nothing."""
     evaluate: Path | None = None
-    """Do not train: compare this adapter with draft_model.adapter, or with the model without any, on the records whose
-    documents it was not trained on. The exit status is 1 if the gate would refuse it."""
+    """Do not train: compare this adapter with draft_model.adapter, or with the base model if none is set, on records of
+    documents that this adapter was not trained on. The exit status is 1 if the gate would reject this adapter."""
     tenant: str | None = None
-    """Train on the text of this tenant alone; required if there are several."""
+    """Train only on the text of this tenant; required if the records have several tenants."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """The draft model, and the adapter to beat; by default the one published at the output."""
+    """The draft model, and the adapter to beat; by default, the adapter published under --output."""
     train: TrainConfig = TrainConfig()
     """Training settings."""
 
@@ -126,7 +126,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _evaluate(settings: TrainSettings, adapter: Path) -> int:
-    """Compare an adapter with the present one on unseen documents; return 1 if it is not better."""
+    """Compare an adapter with the present one on unseen documents; return 1 if it is no better."""
     from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.model.progress import quiet_transformers
 
@@ -194,11 +194,11 @@ def _present(draft_model: DraftModelConfig, output: Path | None, model: PreTrain
 
 
 def _read(settings: TrainSettings) -> list[RequestRecord]:
-    """Read the records of one tenant, failures and replay.
+    """Read the records of one tenant: failures, and other requests for replay.
 
     Raises:
-        ConfigError: there are no records, or they belong to several tenants, which is refused because weights reveal
-            training text.
+        ConfigError: there are no records, or they belong to several tenants. An adapter learns from one tenant only,
+            because weights reveal training text.
     """
     from speculant_verifier.records.database import read_records, replay_of
 
@@ -239,10 +239,11 @@ def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSetti
 
 
 def require_publishable(target: Path) -> None:
-    """Reject a name under which no adapter can be published; call this before a training.
+    """Reject a name under which no adapter can be published; call this before training.
 
     Raises:
-        ConfigError: the name exists and is not a link, or its folder is missing or can't be written.
+        ConfigError: the name exists and was not published by :func:`publish`, or its folder is missing or can't be
+            written.
     """
     if os.path.lexists(target) and _version_of(target) is None:
         raise ConfigError(f"{target} exists and was not published by 'speculant train'; choose another name")
@@ -254,14 +255,14 @@ def publish(folder: Path, target: Path) -> Path:
     """Publish a finished folder under a name. Versions older than the previous one are deleted.
 
     Args:
-        folder: the folder, on the same file system; it is moved.
+        folder: the finished folder, which is moved; it must be on the same file system.
         target: the name, checked by :func:`require_publishable`; one process at a time may publish to it.
 
     Returns:
         The new path of the folder.
 
     Raises:
-        GraphFileError: the folder can't be read back or moved; the published adapter stays.
+        GraphFileError: the folder can't be read back or moved; the published adapter stays in use.
     """
     versions = target.with_name(target.name + ".d")
     versions.mkdir(mode=0o700, exist_ok=True)  # weights reveal their training text
@@ -287,7 +288,7 @@ def publish(folder: Path, target: Path) -> Path:
 
 
 def _require_readable(folder: Path) -> None:
-    """Reject a folder with a damaged file. Does not need torch."""
+    """Reject a folder with a damaged file. The check does not need torch."""
     from safetensors import SafetensorError, safe_open
 
     for file in folder.iterdir():

@@ -1,4 +1,4 @@
-"""Grammars for answers that must call a tool, or that either call one or match another grammar."""
+"""Grammars for answers that must call a tool, or that may match another grammar instead."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from speculant_verifier.conversation.tool_calls import CallStyle
 from speculant_verifier.structured.grammar import HARMONY_THOUGHT
 
 Form = Mapping[str, Any]
-"""A grammar in llguidance's JSON: ``{"json_schema": ...}`` or ``{"lark_grammar": ...}``."""
+"""A grammar in llguidance's JSON format: ``{"json_schema": ...}`` or ``{"lark_grammar": ...}``."""
 ANY_TEXT: Form = {"lark_grammar": r"start: /(.|\n)*/"}
-"""The form of unconstrained text."""
+"""The grammar of unconstrained text."""
 _BETWEEN_CALLS = "\n"
 
 
 def call_form(
     style: CallStyle, calls: Sequence[tuple[str, Form]], *, parallel: bool = False, final: Form | None = None
 ) -> str:
-    """Return the form of an answer that calls a tool, as grammars in llguidance's JSON.
+    """Return the form of an answer that calls a tool, as grammars in llguidance's JSON format.
 
     Args:
         style: the model's call style.
         calls: names of tools, and the forms of their arguments.
         parallel: whether several calls are allowed; harmony allows one at a time.
-        final: the form of an answer without a call; None: a call is required.
+        final: the form of an answer without a call; None if a call is required.
     """
     lines = _of_harmony(calls, final is not None) if style.name == "harmony" else _of_json(style, calls, parallel)
     if final is None:
@@ -40,7 +40,7 @@ def call_form(
 
 
 def _of_harmony(calls: Sequence[tuple[str, Form]], is_free: bool) -> list[str]:
-    """Return the rules of a message to a tool after reasoning.
+    """Return the grammar rules of a call that follows the reasoning.
 
     If a call is required, the header has a single spelling, so that it can be forced; if a call is optional, the header
     has all spellings that models use.

@@ -35,7 +35,7 @@ class ChatFormat:
         templates = _templates_of(tokenizer)
         self._template = TemplatePrompt(tokenizer, "".join(templates.values()))
         self.harmony = self._harmony_tokens(is_templated=bool(templates))
-        """Control tokens of a model that writes in harmony's channels; None for others."""
+        """Control tokens of a model that writes in harmony's channels; None for other models."""
         self._prompt: HarmonyPrompt | None = None
         self.takes_effort = any("reasoning_effort" in template for template in templates.values())
         """Whether prompts set the reasoning effort."""
@@ -47,7 +47,7 @@ class ChatFormat:
 
     @property
     def stop_token_ids(self) -> frozenset[TokenId]:
-        """Tokens that end an answer, in addition to the checkpoint's."""
+        """Tokens that end an answer, in addition to the checkpoint's end tokens."""
         return frozenset() if self.harmony is None else self.harmony.stops
 
     def render(
@@ -61,7 +61,7 @@ class ChatFormat:
             messages: from the first to the latest, such as ``{"role": "user", "content": "Hello"}``.
             tools: the available tools, as in OpenAI's chats.
             options: options of the template, such as ``reasoning_effort``; ``add_generation_prompt=False`` omits the
-                beginning of an answer, ``chat_template`` replaces the model's own format.
+                beginning of an answer, and ``chat_template`` replaces the model's own format.
 
         Raises:
             GenerationError: there is no template, or it refuses the messages.
@@ -88,16 +88,16 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> int:
-        """Return how many tokens a prompt shares with other conversations of the same instructions and tools.
+        """Return how many tokens a prompt shares with other conversations that have the same instructions and tools.
 
         Args:
-            prompt: the result of :meth:`render` for the other arguments.
+            prompt: the result of :meth:`render` for the same messages, tools and options.
             messages: the messages of the prompt.
-            tools: its tools.
-            options: its options.
+            tools: the tools of the prompt.
+            options: the options of the prompt.
 
         Raises:
-            GenerationError: the template refuses messages that end after the instructions.
+            GenerationError: the template refuses a conversation of the instructions and one user message.
         """
         head = list(takewhile(lambda message: message.get("role") in INSTRUCTING, messages))
         if not head and not tools:
@@ -113,7 +113,7 @@ class ChatFormat:
         """Return a splitter for one answer; None if all of it is content.
 
         Args:
-            tool_names: the tools that the answer may call; None if there are none.
+            tool_names: the tools that the answer may call; None if it may call no tools.
         """
         if self.harmony is not None:
             return ChannelSplitter(self.harmony, self._decode, tool_names)
@@ -141,7 +141,7 @@ def _templates_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """Return a tokenizer's chat templates by name.
 
     Raises:
-        ConfigError: there are several, but none for chats without tools.
+        ConfigError: there are several templates, but none for chats without tools.
     """
     given = tokenizer.chat_template
     if not given:

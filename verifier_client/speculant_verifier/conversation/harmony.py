@@ -7,7 +7,7 @@ message to one of the request's tools is a call. All other text is reasoning. He
 omitted. The only addition is ``{}`` for a call without arguments. If a model breaks the format, its text is kept
 unchanged as content.
 
-Control tokens are recognised by id: text that only spells one is text.
+Control tokens are recognised by id: text that only spells a control token stays text.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from speculant_verifier.conversation.tool_calls import Piece, PieceKind, joined
 _FIRST_WORD = re.compile(r"\s*([^\s<]+)")
 _SHOWN = ("final", "commentary")
 _LONGEST_HEADER = 64
-"""Longest header, in tokens; a longer text without a message is not a header."""
+"""Maximum length of a header in tokens; longer text is not a header."""
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _PREFIX = "functions."
 
 _Kind = Literal["control", "called"] | PieceKind
-"""'called' marks the end of a call and has no text."""
+"""Kinds of pieces inside the splitter. 'called' marks the end of a call and has no text."""
 _WITHOUT_TEXT = ("name", "called")
 _JSON_SPACE = " \t\r\n"
 
 
 class ChannelSplitter:
-    """Splits one answer as it arrives. The result does not depend on the boundaries of its pieces."""
+    """Splits one answer as it arrives. The result does not depend on how the answer is split into steps."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ChannelSplitter:
         Args:
             tokens: the control tokens.
             decode: converts token ids to text.
-            tool_names: the available tools; None: messages to tools are reasoning.
+            tool_names: the available tools; if None, messages to tools are reasoning.
         """
         self._tool_names = tool_names
         self._names = tokens.names
@@ -72,9 +72,9 @@ class ChannelSplitter:
         """Add the output of a step; return the pieces that became final.
 
         Args:
-            token_ids: its tokens.
-            text: the text that became final with them. It may be shorter than the tokens' text: the rest may begin a
-                stop text, or come after one.
+            token_ids: the step's tokens.
+            text: the text that became final in this step. It may be shorter than the tokens' text, because the rest may
+                begin or follow a stop text.
             final: whether the answer is complete.
             is_cut: unused, because headers are never text.
         """
@@ -141,7 +141,7 @@ class ChannelSplitter:
                 self._begin_header([])
 
     def _called(self) -> str | None:
-        """Return the tool that a header names, empty if it is not available; None if it names no recipient."""
+        """Return the tool to which a header is addressed: empty if not available, None if there is no recipient."""
         found = _RECIPIENT.search("".join(self._header or ()))
         if found is None:
             return None

@@ -45,24 +45,24 @@ class HarmonyMessage:
     """One message of harmony."""
 
     author: str
-    """Its author: a role, with a name if there is one, or a tool."""
+    """Author of the message: a tool, or a role with an optional name."""
     text: str
-    """The content."""
+    """Content of the message."""
     recipient: str = ""
-    """Its recipient: a tool, or 'assistant'; empty for the user."""
+    """Recipient of the message: a tool, or 'assistant'; empty for the user."""
     channel: str = ""
-    """Its channel: 'analysis', 'commentary' or 'final'; empty if it is not the assistant's."""
+    """Channel of the message: 'analysis', 'commentary' or 'final'; empty if the message has no channel."""
     is_json: bool = False
     """Whether the header declares the content as JSON."""
     is_call: bool = False
-    """Whether it is a call."""
+    """Whether the message is a call."""
 
 
 class HarmonyPrompt:
     """Renders conversations for one tokenizer."""
 
     def __init__(self, tokens: HarmonyTokens, encode: Callable[[Sequence[str]], list[list[TokenId]]]) -> None:
-        """Take the control tokens, and a function that encodes texts without control tokens."""
+        """Store the control tokens, and a function that encodes texts without control tokens."""
         self._ids, self._encode = tokens.ids, encode
 
     def render(
@@ -113,7 +113,7 @@ def harmony_messages(
     """Return the messages of a conversation in harmony's form, without old reasoning.
 
     Reasoning before the last final message is dropped, as OpenAI documents. Later reasoning stays, because a chain of
-    calls depends on them.
+    calls depends on it.
 
     Raises:
         GenerationRequestError: a message has an unknown role, or answers no call.
@@ -137,7 +137,7 @@ def harmony_messages(
 
 
 def text_of(content: object) -> str:
-    """Return a content's text; the texts of parts are joined by line feeds."""
+    """Return the text of a message's content; the texts of several parts are joined by line feeds."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, Sequence):

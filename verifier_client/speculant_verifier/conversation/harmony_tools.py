@@ -1,6 +1,7 @@
 """Tool declarations in harmony's prompts: TypeScript types, as OpenAI's own library writes them.
 
-This module also writes parts of a schema that the library omits (it writes 'any' for a reference, for example).
+This module also writes parts of a schema that the library omits. For a reference, for example, the library writes
+'any'.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class TypeWriter:
     """Writes the types of one schema."""
 
     def __init__(self, root: Any) -> None:
-        """Take the whole schema, in which references are resolved."""
+        """Store the whole schema, in which references are resolved."""
         self._root = root
         self._open: list[str] = []  # references being resolved
         self._depth = 0
@@ -50,8 +51,8 @@ class TypeWriter:
         """Return the type of a schema.
 
         Args:
-            schema: the schema; the type is ``any`` if it is not an object.
-            indent: indentation of its lines.
+            schema: the schema; if it is not an object, the type is ``any``.
+            indent: indentation of the type's lines.
         """
         if not isinstance(schema, Mapping) or self._depth >= _DEEPEST:
             return "any"
@@ -182,7 +183,7 @@ class TypeWriter:
 
 
 def _values(schema: _Schema) -> str | None:
-    """Return the values that a schema lists; None if it lists none."""
+    """Return the values that a schema lists; None if it lists no values."""
     values = schema.get("enum")
     if isinstance(values, list) and values:
         if schema.get("type") == "string":

@@ -1,4 +1,4 @@
-"""Splits answers of models that write calls as JSON between two marks into content and calls."""
+"""Splits answers into content and calls, for models that write calls as JSON between two marks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 class JsonCalls:
-    """Splits an answer into text and calls. The result does not depend on the boundaries of its pieces.
+    """Splits an answer into text and calls. The result does not depend on how the answer is split into steps.
 
     If the name comes before the arguments, the arguments are streamed; otherwise they are returned when the call is
     complete. Text that only looks like a call stays text.
@@ -47,9 +47,9 @@ class JsonCalls:
 
         Args:
             token_ids: unused.
-            text: the text that became final with them.
+            text: the text that became final in this step.
             final: whether the answer is complete.
-            is_cut: whether a limit ended it; then a call without a name is dropped.
+            is_cut: whether a limit ended the answer; if so, a call without a name is dropped.
         """
         del token_ids
         self._is_cut = is_cut
@@ -60,7 +60,7 @@ class JsonCalls:
         return pieces
 
     def _text(self, *, final: bool) -> bool:
-        """Search for a mark."""
+        """Search for the mark before a call."""
         start = self._held.find(self._mark)
         if start >= 0:
             before, self._held = self._held[:start], self._held[start + len(self._mark) :]
@@ -132,7 +132,7 @@ class JsonCalls:
         return found is not None
 
     def _behind_body(self, *, final: bool) -> bool:
-        """Skip the end of a call."""
+        """Skip the mark after a call."""
         after = self._held.lstrip()
         if not final and len(after) < len(self._end) and self._end.startswith(after):
             return False
@@ -149,7 +149,7 @@ class JsonCalls:
         self._step, self._is_behind_call, self.ends_in_call = self._text, True, True
 
     def _is_half_call_or_text(self) -> bool:
-        """Drop a partial call that a limit cut off; treat it as text otherwise."""
+        """Drop a partial call if a limit cut it off; otherwise, treat it as text."""
         if not self._is_cut or self._end in self._held:
             return self._is_text_up_to_end(final=True)
         self._held, self._step = "", self._text
@@ -162,7 +162,7 @@ class JsonCalls:
         return self._is_text(end + len(self._end))
 
     def _is_text(self, size: int) -> bool:
-        """Treat the held part of a call as text."""
+        """Treat the mark and the next ``size`` characters as text, not as a call."""
         text, self._blank = f"{self._blank}{self._mark}{self._held[:size]}", ""
         self._add_content(text)
         self._held, self._step = self._held[size:], self._text
@@ -181,7 +181,7 @@ class _Scanner:
         """Begin.
 
         Args:
-            end: the mark after a call; outside strings it also ends the scan.
+            end: the mark after a call; outside strings, this mark also ends the scan.
             depth: number of open objects.
         """
         self._end, self._depth = end, depth
@@ -192,7 +192,7 @@ class _Scanner:
         """Number of scanned characters."""
 
     def run(self, text: str) -> Literal["value", "mark"] | None:
-        """Continue in a longer text; return whether a value or the mark ended the scan, or None."""
+        """Continue in a longer text. Return whether a value or the mark ended the scan; None if it has not ended."""
         if self._found is None:
             self._found = self._run(text)
         return self._found

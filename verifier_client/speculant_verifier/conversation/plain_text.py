@@ -17,7 +17,7 @@ from speculant_graph.corpus.tokenize import encode_texts
 from speculant_graph.types import TokenId
 
 _LEAST_END = 2
-"""A text that starts with this many last characters of a control token, or more, is marked, because a template might
+"""A text that starts with at least this many final characters of a control token is marked, because a template might
 complete the token."""
 
 
@@ -46,9 +46,10 @@ class PlainText:
         self._renamed = {name: f"@{nonce}.{index}@" for index, name in enumerate(self._names)}
 
     def encode(self, texts: Sequence[str]) -> list[list[TokenId]]:
-        """Return the token ids of texts without control tokens.
+        """Return the token ids of texts; none of the ids is a control token.
 
-        The tokenizer's ordinary vocabulary must not be able to spell control tokens, as in byte-level tokenizers.
+        The tokenizer's ordinary vocabulary must be unable to spell control tokens. Byte-level tokenizers are an
+        example.
         """
         encoded = _encoded(self._backend, texts)
         for index, text in enumerate(texts):
@@ -57,11 +58,11 @@ class PlainText:
         return encoded
 
     def broken(self, value: Any, *, is_own: bool = False) -> Any:
-        """Return a value with marks in its texts: in each control token, and at an end that may be part of one.
+        """Return a value with marks in its texts: in each control token, and at the ends that may be part of a token.
 
         Args:
             value: texts in nested lists and objects; field names are marked, too.
-            is_own: whether the model wrote it; then non-special tokens, such as thinking tags, are not marked.
+            is_own: whether the model wrote the value; if so, non-special tokens, such as thinking tags, are not marked.
         """
         if isinstance(value, str):
             return (self._special if is_own else self._control).broken(value, self._mark)
@@ -97,7 +98,7 @@ class PlainText:
 
     @cached_property
     def _copy(self) -> tuple[Tokenizer, dict[TokenId, TokenId]]:
-        """Return a copy of the tokenizer with renamed control tokens, and a map of its ids to the original ids."""
+        """Return a copy of the tokenizer with renamed control tokens, and a map from the copy's ids to real ids."""
         definition = json.loads(self._backend.to_str())
         model = definition["model"]
         vocabulary = model.get("vocab")
@@ -139,7 +140,7 @@ class _Breaker:
         self._ends = tuple({name[size:] for name in names for size in range(1, len(name) - _LEAST_END + 1)})
 
     def broken(self, text: str, mark: str) -> str:
-        """Return a text with a mark in each token, and at an end that could form a token with adjacent text."""
+        """Return a text with a mark in each token, and at the ends that could form a token with adjacent text."""
         before = mark if text.startswith(self._ends) else ""
         after = mark if text.endswith(self._beginnings) else ""
         return f"{before}{self._starts.sub(lambda found: found[1] + mark, text)}{after}"

@@ -22,7 +22,7 @@ class TemplatePrompt:
     """Renders conversations with a tokenizer's chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
-        """Take a tokenizer and the text of all its templates."""
+        """Store the tokenizer; ``template`` is the text of all its templates."""
         self._tokenizer = tokenizer
         self._text = PlainText(tokenizer, template)
 
@@ -73,7 +73,7 @@ class TemplatePrompt:
 
 
 def _with_arguments(call: Any) -> Any:
-    """Return a call in the format of templates, with parsed arguments."""
+    """Return a call in the format that templates expect, with parsed arguments."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

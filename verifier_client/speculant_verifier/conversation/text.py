@@ -20,10 +20,10 @@ from speculant_verifier.suitability import unsuited
 
 _REPLACEMENT = "\ufffd"
 _TAIL = 8
-"""Length of a prompt's end, in tokens; longer than drafters' contexts."""
+"""Number of a prompt's last tokens that precede a prediction; it exceeds the length of drafters' contexts."""
 
 Prompt = str | Sequence[TokenId]
-"""Text, or token ids that are used unchanged."""
+"""A prompt: text, or token ids that are used unchanged."""
 
 
 Prompts = list[str] | list[list[TokenId]] | list[Prompt]
@@ -31,7 +31,7 @@ Prompts = list[str] | list[list[TokenId]] | list[Prompt]
 
 
 def draft_prefix_of(prompt: Sequence[TokenId], prediction: Sequence[TokenId]) -> tuple[TokenId, ...]:
-    """Return a prediction appended to the end of its prompt, so that drafters match it when the output begins."""
+    """Return a prompt's last tokens and the prediction, so that drafters can match from the first output token."""
     return (*prompt[-_TAIL:], *prediction)
 
 
@@ -47,7 +47,7 @@ class Detokenizer:
 
         Args:
             decode: converts token ids to text.
-            stop: non-empty texts; the output ends before the first of them.
+            stop: non-empty stop texts; the output ends before the first stop text.
         """
         self._decode = decode
         self._stop = tuple(stop)
@@ -56,7 +56,7 @@ class Detokenizer:
         self._num_shown = 0  # characters after the context that were already returned
         self._held = ""  # text that may begin a stop text
         self.is_complete = False
-        """Whether a stop text was found; no text follows it."""
+        """Whether a stop text was found; then no further text is returned."""
 
     def push(self, token_ids: Sequence[TokenId], *, final: bool = False) -> str:
         """Add tokens and return the text that became final; with ``final``, all remaining text."""
@@ -72,9 +72,9 @@ class Detokenizer:
         return text[: len(text) - num_held]
 
     def stop_within(self, token_ids: Sequence[TokenId]) -> int | None:
-        """Add tokens; if they complete a stop text, return how many of them belong to the output.
+        """Add tokens; if they complete a stop text, return how many of these tokens belong to the output.
 
-        If one token completes several stop texts, the output ends before the one that begins first.
+        If one token completes several stop texts, the output ends before the stop text that begins first.
         """
         before = copy(self)
         self.push(token_ids)
@@ -111,7 +111,7 @@ class Detokenizer:
 
 
 def end_of(text: str, stop: Sequence[str]) -> int | None:
-    """Return the position of the first stop text; None if there is none."""
+    """Return the position of the first stop text; None if the text has no stop text."""
     return min((index for each in stop if (index := text.find(each)) >= 0), default=None)
 
 
@@ -137,9 +137,9 @@ class Batch:
             prompts: the prompts.
             configs: the settings of each prompt.
             is_single: whether the caller gave one prompt and expects one result.
-            session: options of the requests for the drafter, in addition to its own settings.
+            session: options of the drafting sessions, in addition to the drafter's settings.
             strategy: strategy of the drafts; None if it is unknown, or if there are no drafts.
-            shared_length: length of every prompt's prefix that later prompts will probably share, in tokens.
+            shared_length: number of tokens at the start of every prompt that later prompts will probably share.
             documents: the document of each prompt, for records; empty if unknown.
         """
         self._target, self._strategy = target, strategy

@@ -1,6 +1,6 @@
-"""Tool calls in a model's output: parsed as they arrive, and forced if a client requires one.
+"""Parses the tool calls in a model's output as they arrive, and forces a call if a client requires one.
 
-Each model family has a call style, which is recognised by the chat template.
+Each model family has a call style, which is recognised from the chat template.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PieceKind = Literal["reasoning", "content", "name", "arguments"]
 JSON text."""
 
 Piece = tuple[PieceKind, str]
-"""A kind and its text."""
+"""A piece of an answer: its kind and its text."""
 
 Schema = Mapping[str, Any] | bool
 
@@ -30,7 +30,7 @@ class Splitter(Protocol):
     """Splits one answer as it arrives."""
 
     ends_in_call: bool
-    """Whether the answer has calls and the last one is complete."""
+    """Whether the answer has calls and the last call is complete."""
 
     def push(
         self, token_ids: Sequence[TokenId], text: str, *, final: bool = False, is_cut: bool = False
@@ -38,10 +38,10 @@ class Splitter(Protocol):
         """Add the output of a step; return the pieces that became final.
 
         Args:
-            token_ids: its tokens.
-            text: the text that became final with them.
+            token_ids: the step's tokens.
+            text: the text that became final in this step.
             final: whether the answer is complete.
-            is_cut: whether a limit ended it; then a partial call is not text.
+            is_cut: whether a limit ended the answer; if so, a partial call is not treated as text.
         """
 
 
@@ -58,14 +58,14 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """One style of calls."""
+    """One style of tool calls."""
 
     name: str
-    """Its name, for messages."""
+    """Name of the style, for messages."""
     sign: str
-    """A text in the chat templates of models with this style."""
+    """Text that occurs in the chat templates of all models with this style."""
     call: str
-    """Template of a call: %NAME% is the tool's name in JSON, @arguments are the arguments."""
+    """Template of a call: %NAME% stands for the tool's name in JSON, @arguments for the arguments."""
     mark: str = ""
     """Text before a call."""
     end: str = ""
@@ -101,7 +101,7 @@ STYLES: tuple[CallStyle, ...] = (
         "</tool_call>",
     ),
 )
-"""All styles; the first whose sign is in the chat template is used."""
+"""All call styles; the first style whose sign is in the chat template is used."""
 
 
 def style_of(template: str) -> CallStyle | None:

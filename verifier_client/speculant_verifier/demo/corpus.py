@@ -27,7 +27,7 @@ TRAINING_MODULES = (
 """Training text of the demo model: packages and modules for processes and servers."""
 
 UNKNOWN_MODULES = ("http", "json", "logging", "socket.py", "socketserver.py")
-"""The part of the training text that is unknown to the demo's draft model: a domain to learn from the target's
+"""Modules of the training text that the demo's draft model does not know. It can learn them from the target's
 output."""
 
 _TIMES_KNOWN = 8
@@ -43,7 +43,7 @@ PROMPTS = (
 """The demo's prompts: starts of code in the style of the training text."""
 
 VALIDATION_MODULES = ("asyncio/runners.py", "http/cookies.py", "logging/config.py")
-"""Files of these packages that are excluded from training, for the model card's validation loss."""
+"""Files of the training packages that are excluded from training; the model card has their validation loss."""
 
 
 def standard_library_folder() -> Path:
@@ -77,8 +77,8 @@ def training_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
 def draft_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
     """Return the training files of the demo's draft model, and the files known only to the demo model.
 
-    The training files are the rest of the library, so the draft model learns Python in general. Files known to the demo
-    model occur several times, because the draft model must draft such text.
+    The draft model's training files are all other files of the library, so it learns Python in general. Training files
+    that the demo model also knows occur several times, because the draft model must draft such text.
     """
     root = root or standard_library_folder()
 

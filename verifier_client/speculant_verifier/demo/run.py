@@ -44,15 +44,15 @@ class _Outcome:
     """The results of one prompt."""
 
     shown: list[GenerationResult]
-    """Results of the printed, unmeasured run: without drafts and with drafts."""
+    """Results of the unmeasured runs whose text is printed: first without, then with drafts."""
     plain: list[GenerationResult]
     speculative: list[GenerationResult]
     round_trips_s: list[float]
-    """Results of the measured runs with drafts."""
+    """Durations of the RPC round trips in the measured runs with drafts, in seconds."""
 
 
 def _figures(outcomes: Sequence[_Outcome]) -> dict[str, Any]:
-    """Return the figures that every demo object has, from the medians of each prompt."""
+    """Return the JSON output's figures of one or more prompts, from the medians of each prompt."""
     plain_s, speculative_s = (
         sum(median(result.times.total_s for result in results) for results in variants)
         for variants in ([each.plain for each in outcomes], [each.speculative for each in outcomes])
@@ -157,7 +157,7 @@ def _measure(
     settings: DemoSettings,
     shown: list[GenerationResult],
 ) -> _Outcome:
-    """Decode alternately with and without drafts."""
+    """Decode a prompt alternately without and with drafts; return the results."""
     round_trips_s: list[float] = []
 
     def with_drafts(_: int) -> GenerationResult:

@@ -1,4 +1,4 @@
-"""Reads LoRA adapters of a draft model and merges them into a copy of the model, so a bad adapter changes nothing.
+"""Reads LoRA adapters and merges them into a copy of the draft model, so a bad adapter changes nothing.
 
 An adapter is a folder in peft's own format, so other programs can load it, too. In addition to peft's two files,
 ``speculant.json`` records the tenants of the training text and the figures of the training.
@@ -39,13 +39,13 @@ _SHAPING = frozenset({
     "layers_to_transform", "lora_alpha", "lora_bias", "modules_to_save", "r", "rank_pattern", "target_modules",
     "target_parameters", "task_type", "trainable_token_indices", "use_dora", "use_rslora",
 })  # fmt: skip
-"""Settings that define the adapter's weights."""
+"""Settings of peft that define an adapter's weights."""
 _OF_TRAINING = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode", "init_lora_weights",
     "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
     "qalora_group_size", "revision", "runtime_config",
 })  # fmt: skip
-"""Settings without effect on a trained adapter. Every other setting of peft changes the output of a layer."""
+"""Settings of peft without effect on a trained adapter. Settings in neither of the two sets change a layer's output."""
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """Values of ``init_lora_weights`` that do not change the base model's weights."""
 
@@ -55,24 +55,24 @@ class AdapterInfo:
     """Description of an adapter, read from its folder."""
 
     folder: Path
-    """Its path with links resolved, so that it still names this version after another is published."""
+    """Path of the adapter with links resolved, so that it still names this version after a new version is published."""
     digest: str
     """sha256 of the weights file."""
     base: str
-    """Name or folder of its base model; empty if not recorded."""
+    """Name or folder of the adapter's base model; empty if not recorded."""
     tenants: frozenset[str] | None
-    """Tenants of the training text; the adapter may draft only for their sequences. None: all tenants."""
+    """Tenants of the training text; the adapter may draft only for their sequences. None means all tenants."""
     note: Mapping[str, Any]
-    """Figures of its training, from ``speculant.json``."""
+    """Figures of the adapter's training, from ``speculant.json``."""
     config: LoraConfig
-    """Its LoRA configuration."""
+    """LoRA configuration of the adapter."""
 
 
 def read_adapter(folder: Path | str) -> AdapterInfo:
     """Read the description of an adapter, without loading a model.
 
     Raises:
-        ConfigError: there is no LoRA adapter, or it uses a variant of LoRA.
+        ConfigError: there is no LoRA adapter, or the adapter uses an unsupported variant of LoRA.
     """
     path = Path(folder).resolve()
     if missing := [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (path / name).is_file()]:
@@ -95,12 +95,12 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
 
 
 def with_adapter(model: PreTrainedModel, base_name: str, folder: Path | str) -> tuple[PreTrainedModel, AdapterInfo]:
-    """Return a copy of a model with an adapter merged into its weights, so passes take no longer.
+    """Return a copy of a model with an adapter merged into its weights, so that passes take no longer.
 
     Args:
         model: the base model, which stays unchanged. If its weights are quantised, to four bits for example, the copy's
-            are not.
-        base_name: the name or folder it was loaded from.
+            weights are not.
+        base_name: the name or folder from which the base model was loaded.
         folder: the adapter.
 
     Raises:
@@ -130,7 +130,7 @@ def require_base(info: AdapterInfo, base_name: str) -> None:
     """Reject an adapter of another base model.
 
     Raises:
-        ConfigError: it is for another model.
+        ConfigError: the adapter is for another model.
     """
     # The base model may have been moved, or downloaded from the hub into a folder.
     if info.base and Path(info.base).name != Path(base_name).name:
@@ -143,8 +143,8 @@ def load_weights(adapted: Module, base_name: str, info: AdapterInfo) -> None:
     """Load an adapter's weights into a model with LoRA layers of the same shape.
 
     Args:
-        adapted: the model, with peft's layers.
-        base_name: the name or folder it was loaded from, for messages.
+        adapted: the model with peft's layers.
+        base_name: the name or folder from which the model was loaded, for messages.
         info: the adapter.
 
     Raises:
@@ -188,7 +188,7 @@ def _separate_tied(model: Module) -> bool:
 
 
 def _add_biases(model: Module) -> None:
-    """Add a zero bias to layers that have none but whose adapter has one."""
+    """Add a zero bias to layers that have no bias but whose adapter has a bias."""
     for layer in model.modules():
         base = layer.get_base_layer() if isinstance(layer, LoraLayer) else None
         if isinstance(base, Linear) and base.bias is None:
@@ -230,7 +230,7 @@ def quiet_peft() -> Iterator[None]:
     """Suppress three warnings from peft that are irrelevant here.
 
     Peft uses a name that transformers deprecates, warns about its own patterns for experts, and reports that it unties
-    weights. This module ties them again.
+    weights. This module ties the weights again.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)

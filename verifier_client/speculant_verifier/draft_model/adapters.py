@@ -1,8 +1,8 @@
 """Loads, swaps and rolls back the draft model's LoRA adapters at run time.
 
 An adapter is validated and merged into a copy of the base model first, so weights in use are never modified. The copy
-replaces the model between two steps. A rollback loads the previous adapter again. It happens automatically if the new
-adapter predicts its first tokens worse than the previous adapter predicted its latest. Adapters never change the
+replaces the model between two steps. A rollback loads the previous adapter again. The rollback is automatic if the new
+adapter predicts its first tokens worse than the previous adapter predicted its last tokens. Adapters never change the
 output.
 """
 
@@ -22,11 +22,11 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RecordIdentity
 
 _FEWEST_JUDGED = 400
-"""Judged tokens of each adapter before the new one may be rolled back. An adapter whose window is full stays, because
+"""Minimum number of judged tokens of each adapter before a rollback. A new adapter whose window is full stays, because
 with endless comparisons any adapter looks worse at some point."""
 _ERRORS = 4.0
-"""Standard errors by which the new adapter must be worse. The texts differ, too, so this is more than chance alone
-would require."""
+"""Number of standard errors by which the new adapter must be worse. This is more than chance alone requires, because
+the adapters also draft different texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Adapter:
     name: str
     """The requested name; empty for the base model."""
     folder: str
-    """Its path with links resolved."""
+    """Path of the adapter with links resolved."""
     digest: str
-    """sha256 of its weights; empty for the base model."""
+    """sha256 of the adapter's weights; empty for the base model."""
     tenants: frozenset[str] | None = None
-    """Tenants whose sequences it drafts for; None means all tenants."""
+    """Tenants for whose sequences the adapter drafts; None means all tenants."""
 
 
 BASE = Adapter("", "", "")
@@ -56,16 +56,16 @@ class AdapterState:
     previous: Adapter | None
     """The adapter that a rollback would restore."""
     acceptance: float | None
-    """Share of the latest judged tokens, at most ``drafter.HIT_WINDOW``, that the model predicted; None without
-    tokens."""
+    """Share of the latest judged tokens, at most ``drafter.HIT_WINDOW``, that the model predicted; None if no tokens
+    were judged."""
     num_judged: int
-    """Number of these tokens."""
+    """Number of judged tokens in ``acceptance``."""
     previous_acceptance: float | None
-    """This share for the previous adapter when it was replaced."""
+    """``acceptance`` of the previous adapter when it was replaced."""
     num_passes: int
-    """Passes of the draft model since it was first loaded, with any adapter."""
+    """Number of passes of the draft model since it was first loaded, with all adapters."""
     passes_s: float
-    """Duration of these passes in seconds."""
+    """Total duration of the ``num_passes`` passes in seconds."""
 
 
 class Adapters:
@@ -145,7 +145,7 @@ class Adapters:
         return adapter
 
     def _judge(self) -> None:
-        """Roll back the adapter if it is worse than the previous one. Called at the end of each sequence."""
+        """Roll back the adapter if it is worse than the previous adapter. Called at the end of each sequence."""
         (num_before, right_before), (num_now, right_now) = self._hits_before, self._drafter.hits
         if not self._is_on_trial or min(num_before, num_now) < _FEWEST_JUDGED:
             return
