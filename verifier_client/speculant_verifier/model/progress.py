@@ -1,4 +1,4 @@
-"""The progress bars of transformers while it loads a model."""
+"""Controls the progress bars that transformers shows while it loads a model."""
 
 from __future__ import annotations
 
