@@ -56,7 +56,7 @@ class DraftPrice:
         """Use the target's budget and the cost of the draft model's passes."""
         self._budget, self._draft = budget, draft
         self.rate = 0.0
-        """Price of a second at the latest decision, in tokens of all rows."""
+        """Number of tokens, over all rows, that each second had to yield at the latest decision."""
         self.allowance = Allowance(_FIRST_PASSES)
         """The account of the model's time."""
 

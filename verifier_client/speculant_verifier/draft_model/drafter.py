@@ -86,7 +86,7 @@ class ModelDrafter:
         """Called after a sequence has ended."""
         self.passes_s = 0.0
         """Total duration of the model's passes in seconds, already included in the model's account."""
-        self._reported_s = 0.0  # of these
+        self._reported_s = 0.0  # the part of passes_s that is already reported
 
     @property
     def state(self) -> DrafterState:

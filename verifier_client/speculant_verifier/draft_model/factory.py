@@ -52,7 +52,7 @@ def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target:
 
     Raises:
         ConfigError: the model can't be loaded.
-        TokenizerMismatchError: its tokenizer differs from the target's.
+        TokenizerMismatchError: the model's tokenizer differs from the target's.
     """
     # Use the target's actual device, because a caller may have moved the target.
     model, fingerprint = load_base(config, verifier.model_copy(update={"device": str(target.device)}))

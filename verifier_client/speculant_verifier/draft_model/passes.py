@@ -65,7 +65,7 @@ class DraftPasses:
         self._sequences: list[CachedSequence] = []  # by row
 
     def add(self) -> CachedSequence | None:
-        """Begin a sequence; None if all rows are taken."""
+        """Begin a sequence; return None if all rows are in use."""
         row = len(self._sequences)
         if row == self.num_rows:
             return None
@@ -76,7 +76,7 @@ class DraftPasses:
         return self._sequences[-1]
 
     def drop(self, sequence: CachedSequence) -> None:
-        """End a sequence. The last row moves into the free row, because adjacent rows can be read without a copy."""
+        """End a sequence. The last row moves into the freed row, because adjacent rows can be read without a copy."""
         last = self._sequences.pop()
         if last is not sequence:
             self._cache.move_row(last.row, sequence.row)

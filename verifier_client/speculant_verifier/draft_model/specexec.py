@@ -32,7 +32,7 @@ class Shape(NamedTuple):
     max_depth: int
     """D: maximum depth and maximum number of rounds."""
     max_branches: int
-    """B: maximum number of nodes expanded per round, and of children per node."""
+    """B: maximum number of nodes that a round expands, and maximum number of children of a node."""
 
 
 def frontier(tree: DraftTree, shape: Shape) -> list[int]:

@@ -28,7 +28,7 @@ _CONFIDENCES = (1e-9, 0.25, 0.5, 0.75, 0.9, 0.97)
 the first bound there is no candidate."""
 _CLASSES = len(_CONFIDENCES) + 1
 _UNSEEN = 1e-4
-"""Probability of a token that a source does not propose."""
+"""Assumed probability of a token that a source does not propose."""
 _SHARE_MEMORY, _BIN_MEMORY, _RIGHT_MEMORY = 0.998, 0.998, 0.97
 _SHARE_PRIOR, _BIN_PRIOR, _RIGHT_PRIOR = 4.0, 5.0, 4.0
 _HALF_OCTAVES = 20
@@ -180,14 +180,14 @@ def _bin_of(probability: float, kind: int) -> int:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One node; the root is the last token of the sequence."""
+    """A node of the tree; the root is the last token of the sequence."""
 
     token_id: TokenId
     parent: int
     """Index of the parent in :attr:`DraftTree.nodes`; -1 for the root."""
     depth: int
     conditional: float
-    """Probability given its parent; for the root, the model's recent hit rate."""
+    """Probability of the node given its parent; for the root, the model's recent hit rate."""
     source: DraftSourceName = "ngrams"
     path: float = 1.0
     """Probability of the path from the root to this node."""
@@ -239,7 +239,7 @@ class DraftTree:
             max_depth: depth at which nodes may not have children.
 
         Returns:
-            (node, expected additional accepted tokens).
+            Pairs (node, expected number of additional accepted tokens).
         """
         return [
             (index, node.path * reliability.gain(node.ngrams, self._features(index)))
@@ -290,7 +290,7 @@ class DraftTree:
 
         Args:
             chosen: nodes, parents before their children.
-            first: number of nodes that earlier passes of this step have written.
+            first: number of nodes that earlier passes of this step have added to the KV cache.
         """
         new: list[tuple[int, TokenId]] = []
         for index in chosen:

@@ -1,4 +1,4 @@
-"""Requests the drafts of a batch in one message, with a node budget per sequence, and checks the response."""
+"""Asks the drafter for a batch's drafts in one message, with a node budget per sequence, and checks the response."""
 
 from __future__ import annotations
 

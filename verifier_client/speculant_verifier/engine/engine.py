@@ -85,7 +85,7 @@ class Engine:
         self._numbers = itertools.count()
         self._has_emitted = self._has_warned = False
         self._require_same_tokenizer = require_same_tokenizer
-        self._is_full = False  # the first that waits does not fit with those that run
+        self._is_full = False  # the first waiting sequence does not fit into the batch
         self.totals = EngineTotals()
         """Times and counts since the engine was created."""
         self.admission = Admission(target, config, draft.k, prefill_chunk)

@@ -46,7 +46,7 @@ class PrefixCache:
     """LRU cache of keys and values by token prefix, with bounded memory. Tenants find only their own entries."""
 
     def __init__(self, cache: SlotCache, num_bytes: int) -> None:
-        """Use the KV cache, and keep at most ``num_bytes`` of copies; 0 keeps nothing."""
+        """Copy from and to a KV cache, and keep at most ``num_bytes`` of copies; 0 keeps nothing."""
         self._cache, self._bound = cache, num_bytes
         self._window = cache.layout.window
         self._kept: list[_Kept] = []  # most recently used last
@@ -101,7 +101,7 @@ class PrefixCache:
             self.note(sequence)
             for kept in others:
                 shared = _common(kept.token_ids, token_ids)
-                if shared == len(token_ids):  # the entry holds all of it
+                if shared == len(token_ids):  # the entry contains the whole sequence
                     self._forget(kept)
                     kept.windows |= sequence.windows
                     self._add(kept)

@@ -1,4 +1,4 @@
-"""Detailed mode: traces a request during decoding, and records it when it ends.
+"""Detailed mode: traces requests during decoding, and records each request when it ends.
 
 Only requests with drafts from the drafter are recorded. A request is not recorded if its caller supplied the drafts, if
 it uses ``speculation = "off"`` or teacher forcing, or if it fails or is cancelled.

@@ -37,7 +37,7 @@ class Request:
     prompt: tuple[TokenId, ...]
     """Token ids, at least one."""
     config: GenerationConfig
-    """How tokens are chosen."""
+    """Generation settings of the request."""
     processors: LogitsProcessorList | None = None
     """Logits processors of transformers, used instead of the processors that ``config`` requires."""
     stop_check: StopCheck | None = None
@@ -55,7 +55,7 @@ class Request:
     session: SessionOptions | None = None
     """Options of the request's drafting session, in addition to the drafter's settings."""
     document: str = ""
-    """Name of the document that the prompt belongs to, for its record; empty if unknown."""
+    """Name of the document that the prompt belongs to, for the request's record; empty if unknown."""
 
 
 @dataclass(eq=False, slots=True)
@@ -69,9 +69,10 @@ class ActiveSequence:
     prompt: tuple[TokenId, ...] = field(init=False)
     """Prompt tokens."""
     config: GenerationConfig = field(init=False)
-    """How tokens are chosen."""
+    """Generation settings of the request."""
     tenant: str = field(init=False)
-    """Owner of the text. Caches are separate per tenant, so that response times reveal nothing about other tenants."""
+    """Tenant that owns the text. Caches are separate per tenant, so that response times reveal nothing about other
+    tenants."""
     longest: int = field(init=False)
     """Length of prompt and output, in tokens, at which the sequence ends."""
     number: int = 0

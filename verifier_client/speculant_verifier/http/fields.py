@@ -55,7 +55,7 @@ INCOMPLETE = "incomplete"
 NO_SHAPE = "no_shape"
 """Type of an error whose message says which value to send."""
 REFUSED = _OF_ANSWERS | _OF_OTHERS
-"""Top-level fields that change the answer; an endpoint refuses the fields among them that it does not support."""
+"""Top-level fields that change the answer. An endpoint refuses such a field if it does not support it."""
 
 _ignored: ContextVar[list[str] | None] = ContextVar("ignored", default=None)
 

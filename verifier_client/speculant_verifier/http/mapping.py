@@ -52,7 +52,7 @@ _CONVERTED: dict[str, Callable[[Any], object]] = {
     "logit_bias": lambda biases: {int(token): bias for token, bias in biases.items()},
     "prediction": lambda prediction: prediction.text,
 }
-"""Fields with the same name as a setting whose values must be converted, and the conversions."""
+"""Conversions of values, for fields that have the name of a setting."""
 _OF_DRAFTER = {"tenant", "graph", "graphs", "learn"}
 _EFFORTS = {name: name for name in ("low", "medium", "high")} | {
     "none": "low", "minimal": "low", "xhigh": "high", "max": "high"

@@ -38,7 +38,7 @@ class MessagesBuilder(AnswerBuilder):
         super().__init__(context, model)
         self._shows_reasoning = shows_reasoning
         self._blocks: list[Fields] = []
-        self._kind = ""  # of the open block
+        self._kind = ""  # kind of the open block
         self._text = ""
 
     def frame(self, fields: Fields) -> bytes:

@@ -166,10 +166,10 @@ class MessagesRequest(SpeculantRequest, TokenCountRequest):
     stream: bool | None = None
     """Whether to stream the answer as server-sent events."""
     stop_sequences: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
-    """Texts before which the answer ends."""
+    """Stop texts; the answer ends before the first of them."""
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     """Sampling temperature; 0 always takes the most probable token."""
     top_p: TopP | None = None
     """Sample only from the most probable tokens with this total probability; 0 keeps only the most probable token."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Sample only from this many most probable tokens; 0 keeps all tokens."""
+    """Number of most probable tokens to sample from; 0 keeps all tokens."""

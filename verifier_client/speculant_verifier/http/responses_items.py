@@ -41,7 +41,7 @@ _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 @dataclass(frozen=True, slots=True)
 class ToolOrigin:
-    """Where the client's request defines a tool of the prompt."""
+    """Name and namespace with which the client's request defines a tool."""
 
     name: str
     """Name of the tool in the client's request."""

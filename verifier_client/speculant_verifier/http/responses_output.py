@@ -35,7 +35,7 @@ _NAMES = {
     "function_call": "function_call_arguments",
     "custom_tool_call": "custom_tool_call_input",
 }
-"""For each type of item, the common name of the events about its text."""
+"""For each type of item, the prefix of the events about its text."""
 
 
 class Output:

@@ -163,7 +163,7 @@ _SERVER_NAMES = DraftConfig.model_fields.keys() - _SPECULANT_NAMES - REFUSED
 
 
 class SpeculantRequest(Schema):
-    """Base of requests with the object ``speculant``."""
+    """Base class of requests that may contain the object ``speculant``."""
 
     speculant: SpeculantOptions | None = None
     """Speculation options of this request."""
@@ -219,7 +219,7 @@ class GenerationRequest(AnyRequest):
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of samples of each prompt; sample i uses the seed plus i."""
     stop: _Stop | None = None
-    """Texts before which the answer ends."""
+    """Stop texts; the answer ends before the first of them."""
     logit_bias: _Biases | None = None
     """Numbers that are added to the logits of tokens, by token id."""
     presence_penalty: _Penalty | None = None
@@ -227,7 +227,7 @@ class GenerationRequest(AnyRequest):
     frequency_penalty: _Penalty | None = None
     """Number that is subtracted from a token's logit once for each time it was emitted."""
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    """Sample only from this many most probable tokens; 0 and -1 keep all tokens."""
+    """Number of most probable tokens to sample from; 0 and -1 keep all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Drop tokens whose probability is below this share of the most probable token's probability."""
     repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None

@@ -46,7 +46,7 @@ _SAMPLE = 1 << 28
 
 
 def prepare_cpu(config: VerifierConfig) -> None:
-    """Configure this process for computation on a CPU, before its first tensor."""
+    """Configure this process for computation on a CPU; call this before the first tensor is created."""
     torch.set_num_threads(config.num_threads or max(1, (os.cpu_count() or 1) - 1))
     # The logits of a pass take up to 100 MB, which are allocated and freed in every step. With 4 KB pages this takes
     # several milliseconds, and page faults take an eighth of the pass.

@@ -246,7 +246,7 @@ class TargetModel:
             drafts: per row, the tree below the last pending token; None for no drafts.
             num_written: number of tokens and nodes that earlier passes wrote since the last commit, equal for all rows.
                 If it is not 0, it includes all pending tokens, and the pass computes only the remaining nodes.
-            num_before: number of pending tokens before the last one for which logits are also returned.
+            num_before: number of pending tokens, before the last pending token, for which logits are also returned.
 
         Returns:
             Logits ``[n, num_before + 1 + longest draft, V]`` on the model's device: for the last ``num_before + 1``
