@@ -133,7 +133,7 @@ class Engine:
 
     @property
     def num_reserved_kv_tokens(self) -> int:
-        """Tokens reserved for the running sequences: their number times the greatest length that any may reach."""
+        """Reserved tokens: the number of running sequences times the greatest length that any of them may reach."""
         return self.admission.reserved_tokens(self._running.copy())  # a step may be changing it
 
     @property

@@ -321,7 +321,7 @@ class ChatMessage(Schema):
 
     @property
     def any_reasoning(self) -> str | None:
-        """Reasoning, from the field of either name."""
+        """Reasoning, from either of its two fields."""
         return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     def for_template(self) -> dict[str, Any]:

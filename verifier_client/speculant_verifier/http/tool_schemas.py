@@ -204,7 +204,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def _type_alone(values: Any, known: tuple[str, ...]) -> Any:
-    """Return a tool unchanged, or only its type if the type is unknown, because it may then have any fields."""
+    """Return a tool unchanged, or only its type if the type is unknown, because such a tool may have any fields."""
     if not isinstance(values, dict) or not isinstance(values.get("type"), str) or values["type"] in known:
         return values
     record_ignored(f"tool {values['type']}")

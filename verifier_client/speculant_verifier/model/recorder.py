@@ -27,8 +27,7 @@ _MOST_RECORDINGS = 96
 """Maximum number of recordings of one cache; beyond it, the least recently used recording is dropped."""
 
 Compute = Callable[[Tensor, ForwardPlan, SlotCache], Tensor]
-"""Runs a pass. Its arguments are token ids ``[n, T]``, the plan of the pass, and the cache; it returns logits ``[n, T,
-V]``."""
+"""Runs a pass: it takes token ids ``[n, T]``, the plan of the pass and the cache, and returns logits ``[n, T, V]``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,8 @@ PREFILL_CHUNK = 512
 _UNTOUCHED = 256e6
 """Maximum number of bytes that are kept free for temporary allocations."""
 _UNTOUCHED_SHARE = 0.05
-"""Share of this process's memory that is kept free instead, if it is less, as on a small machine or in a container."""
+"""Share of the memory available to this process that is kept free instead, if it is less. This is so on small machines
+and in small containers."""
 
 
 class TargetModel:
