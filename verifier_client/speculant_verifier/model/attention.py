@@ -179,7 +179,7 @@ def use_attention(model: PreTrainedModel) -> bool:
 
 
 def attends_in_parts(model: PreTrainedModel) -> bool:
-    """Return whether attention over many keys should split them into parts, which is faster on most GPUs."""
+    """Return whether attention can split many keys into parts, which is faster and works on most GPUs."""
     return model.device.type != "cpu" and not _problem_of_kernels(model, num_parts=2)
 
 
