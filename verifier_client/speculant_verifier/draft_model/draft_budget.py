@@ -1,10 +1,12 @@
 """Decides whether one more pass of the draft model pays, and over how many nodes.
 
-The expected gain of another pass of the model over some nodes is the past gain at similar nodes. The pass runs if this
-gain clearly exceeds the gain that its time must earn (:class:`~speculant_graph.budget.StepBudget`). So a step may have
-no pass, for example where n-grams are confident. The gain is only an estimate. So an account balances time spent on the
-model against time saved by its drafts (:class:`~speculant_graph.budget.allowance.Allowance`). A useless model takes
-only a small share of the time.
+The expected gain of a pass is estimated from the gains that earlier passes had at similar nodes. The pass runs only if
+its expected gain, in tokens, clearly exceeds the price of its time (:class:`~speculant_graph.budget.StepBudget`). A
+step may therefore run no pass, for example where the n-grams are confident.
+
+Because expected gains are only estimates, an account also weighs the time spent on the model against the time that its
+drafts saved (:class:`~speculant_graph.budget.allowance.Allowance`). The account limits a useless model to a small share
+of the time.
 """
 
 from __future__ import annotations
@@ -22,17 +24,18 @@ from speculant_graph.budget.allowance import Allowance
 MOST_NODES = 16
 """Maximum number of nodes of a row in one pass of the model."""
 _READ_FOR_LATER = 8
-"""A step is not charged for reading more pending tokens than this, because later steps benefit equally."""
+"""Maximum number of pending tokens per row whose reading time is charged to the current step. Reading further tokens
+benefits later steps equally."""
 WIDEST = MOST_NODES + _READ_FOR_LATER - 1
 """Tokens per row in the widest pass of the model whose duration is learned."""
 
 _FIRST_PASSES = 4.0
-"""Initial credit of the model, in passes of the target, before it rests for the first time. It is twice the credit of
-n-grams: a model's draft quality varies more between requests, and a good model must not rest after a few hopeless
-requests."""
+"""Initial credit of the model, as a number of target passes. The model rests for the first time when this credit is
+used up. The credit is twice the n-grams' credit, because a model's draft quality varies more between requests. A good
+model must not rest after a few hopeless requests."""
 LEAST_GAIN = 0.05
-"""Extra gain required of a pass, as a share of the gain that the step's time must earn. The maximum of several
-estimates is too high on average (winner's curse)."""
+"""Extra expected gain that a pass must have, as a share of the price of the step's time. It is required because the
+maximum of several estimates is too high on average (winner's curse)."""
 
 
 class Choice(NamedTuple):
@@ -50,10 +53,10 @@ class DraftPrice:
     """Decides on passes of the draft model."""
 
     def __init__(self, budget: StepBudget, draft: PassCost) -> None:
-        """Create it from the target's budget and the cost of the draft model's passes."""
+        """Use the target's budget and the cost of the draft model's passes."""
         self._budget, self._draft = budget, draft
         self.rate = 0.0
-        """Tokens, over all rows, that a second had to earn at the latest decision."""
+        """Number of tokens, over all rows, that each second had to yield at the latest decision."""
         self.allowance = Allowance(_FIRST_PASSES)
         """The account of the model's time."""
 
@@ -62,13 +65,13 @@ class DraftPrice:
         self.allowance = Allowance(_FIRST_PASSES)
 
     def choose(self, gains: Sequence[Sequence[float]], wanted: Mapping[int, Sequence[float]], pending: int) -> Choice:
-        """Return the number of nodes per row, and the rows, for which another pass pays most.
+        """Choose the rows and the number of nodes per row with which another pass of the model pays most.
 
         Args:
             gains: per row, the probabilities of its best nodes, descending.
-            wanted: for some rows, the expected gains of expanding their open nodes, parents first.
-            pending: in a first pass, the most pending tokens of a row: the pass reads them, and the last of them is
-                the first expanded node. 0 in later passes.
+            wanted: for each row that may join the pass, the expected gains of expanding its open nodes, parents first.
+            pending: maximum number of pending tokens per row in a step's first pass; 0 in later passes. The first pass
+                reads the pending tokens, and the last pending token is the first node that it expands.
         """
         by_width = _sums(gains)
         # The target also verifies one more node per row, which the model's pass adds.
@@ -97,7 +100,10 @@ class DraftPrice:
         return float(self._target_s(num_rows, num_drafted)[-1])
 
     def pass_s(self, num_rows: int, pending: int, most_nodes: int) -> NDArray[np.float64]:
-        """Return the seconds of passes over 1 to ``most_nodes`` nodes per row; ``pending`` as in :meth:`choose`."""
+        """Return the durations, in seconds, of passes over 1 to ``most_nodes`` nodes per row.
+
+        See :meth:`choose` for ``pending``.
+        """
         first = max(1, pending)
         seconds = self._draft.seconds(num_rows, num_rows * (first + most_nodes - 1))
         return seconds[num_rows::num_rows][first - 1 :]

@@ -1,10 +1,10 @@
-"""A drafter that runs a language model, with n-grams or alone, where it pays.
+"""A drafter that runs a language model where this saves time, alone or together with n-grams.
 
 In every step the n-grams draft first. The strategy specexec then grows the trees as SpecExec does (:mod:`.specexec`).
 With the other strategies, a cost model (:mod:`.draft_budget`) decides before each pass how many nodes the model
 expands, if any. The model's candidates are mixed with the n-grams' candidates (:class:`~.tree.Reliability`), and the
-most probable nodes are drafted. These drafts have no q, so rules that need q verify them with *follow*. All sequences
-of a batch share the passes. The model never changes the output.
+most probable nodes are drafted. These drafts carry no draft distribution q, so they are verified with *follow* even if
+the request's rule needs q. All sequences of a batch share the passes. The model never changes the output.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from speculant_verifier.model import TargetModel
 _LONGEST_READ = 64
 """A sequence with more pending tokens than this is first prefilled in chunks."""
 _LEAST_PAUSE = 8
-"""After this many steps without the model, it is tried even if it does not seem to pay. The text may have become
-easier."""
+"""Number of steps without the model after which it is tried again, even if it does not seem to pay. The trial is useful
+because the text may have become easier."""
 HIT_WINDOW = 1_000
-"""Window of judged tokens for an adapter's acceptance rate: tokens at expanded nodes, and pending tokens that the model
-read."""
+"""Number of latest judged tokens from which an adapter's acceptance rate is computed. Tokens are judged if they follow
+an expanded node, or if the model reads them as pending tokens."""
 _HIT_SHARE = 0.12
 """Weight of one outcome in the running hit rate of a sequence."""
 _NGRAMS: tuple[DraftSourceName] = ("ngrams",)
@@ -66,13 +66,14 @@ class ModelDrafter:
             passes: the model.
             price: costs and gains of its passes.
             config: depth and branching of trees.
-            ngrams: the n-gram drafter, which drafts first; this drafter closes it. None: the model drafts alone.
+            ngrams: the n-gram drafter, which drafts first and is closed together with this drafter. None: the model
+                drafts alone.
             clock: returns the time in seconds, to measure the time spent on the model.
         """
         self._passes, self._price, self._config, self._ngrams = passes, price, config, ngrams
         self._clock = clock
         self.capabilities = STRATEGIES[config.strategy]
-        """The properties of its drafts."""
+        """Properties of this drafter's drafts."""
         self._reliability = Reliability()
         self._sessions: dict[int, Session] = {}
         self._has_failed = False
@@ -80,12 +81,12 @@ class ModelDrafter:
         self._tenants: frozenset[str] | None = None
         self._hits: deque[bool] = deque(maxlen=HIT_WINDOW)
         self.num_passes = 0
-        """Passes of the model since the drafter was created."""
+        """Number of the model's passes since the drafter was created."""
         self.ended: Callable[[], None] = lambda: None
         """Called after a sequence has ended."""
         self.passes_s = 0.0
-        """Duration of these passes in seconds, which the model's account already includes."""
-        self._reported_s = 0.0  # of these
+        """Total duration of the model's passes in seconds, already included in the model's account."""
+        self._reported_s = 0.0  # the part of passes_s that is already reported
 
     @property
     def state(self) -> DrafterState:
@@ -104,11 +105,12 @@ class ModelDrafter:
         return len(hits), sum(hits)
 
     def swap(self, model: TargetModel, tenants: frozenset[str] | None = None) -> None:
-        """Draft with another model from the next step on, which reads all sequences again. Thread-safe.
+        """Draft with another model from the next step on; the new model must read all sequences again. Thread-safe.
 
         Args:
-            model: the other model.
-            tenants: tenants whose sequences it drafts for, "" for sequences without a tenant; None: all tenants.
+            model: the new model.
+            tenants: tenants for whose sequences the new model drafts; "" stands for sequences without a tenant. None:
+                all tenants.
         """
         self._next = model, tenants
         self._hits = deque(maxlen=HIT_WINDOW)
@@ -207,7 +209,7 @@ class ModelDrafter:
         self._record_hits(session, session.tree.learn(emitted, self._reliability))
 
     def _record_hits(self, session: Session, hits: Sequence[bool]) -> None:
-        """Record for each token whether the model was right."""
+        """Record, for each judged token, whether the model ranked it first."""
         self._hits.extend(hits)
         for is_right in hits:
             session.hit_rate += _HIT_SHARE * (is_right - session.hit_rate)
@@ -301,7 +303,7 @@ class ModelDrafter:
         return num_passes > 0
 
     def _members(self, batch: Sequence[Session]) -> dict[int, CachedSequence]:
-        """Return the sequences for which the model may draft, by index, updated with their emitted tokens."""
+        """Return the cached sequences for which the model may draft, by index, after adding their emitted tokens."""
         members = {}
         for index, each in enumerate(batch):
             if each.cached is None:
@@ -316,9 +318,10 @@ class ModelDrafter:
     def _first(
         self, batch: Sequence[Session], members: Mapping[int, CachedSequence], paying: Sequence[int]
     ) -> list[int]:
-        """Return the sequences in a step's first pass: where it pays, otherwise those due for a trial.
+        """Return the sequences for a step's first pass.
 
-        Sequences without a cost model are always included.
+        The pass covers the sequences where it pays, and all sequences without a cost model. If there are none, the pass
+        covers the sequences that are due for a trial.
         """
         chosen = [index for index in members if index in paying or not batch[index].step.is_priced]
         for index in members:
@@ -341,7 +344,7 @@ class ModelDrafter:
     def _expand(
         self, batch: Sequence[Session], members: Mapping[int, CachedSequence], chosen: Mapping[int, Sequence[int]]
     ) -> float:
-        """Run one pass over tree nodes and mix in its candidates; return its duration in seconds."""
+        """Run one pass over tree nodes and add its candidates to the trees; return the pass's duration in seconds."""
         started_s = self._clock()
         fills = self.capabilities.fills_budget
         nodes = [batch[index].tree.write(chosen[index], len(cached.tokens)) for index, cached in members.items()]

@@ -51,8 +51,8 @@ def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target:
     """Load the draft model.
 
     Raises:
-        ConfigError: it can't be loaded.
-        TokenizerMismatchError: it has another tokenizer than the target.
+        ConfigError: the model can't be loaded.
+        TokenizerMismatchError: the model's tokenizer differs from the target's.
     """
     # Use the target's actual device, because a caller may have moved the target.
     model, fingerprint = load_base(config, verifier.model_copy(update={"device": str(target.device)}))
@@ -77,7 +77,7 @@ def open_model_drafter(
     Args:
         model: the draft model.
         target: the target model.
-        verifier: settings with the number of rows.
+        verifier: the target's settings, which contain the number of rows.
         draft: drafting settings.
         ngrams: the n-gram drafter; None: the model drafts alone.
         budget: the target's draft budget; None: typical costs are assumed for both models.

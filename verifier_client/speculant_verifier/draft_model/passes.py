@@ -13,7 +13,7 @@ from speculant_verifier.model import PREFILL_CHUNK, TargetModel
 from speculant_verifier.sampling import top_logprobs
 
 _MOST_HITS = 16
-"""Maximum number of pending tokens per pass that are compared with the model's top token."""
+"""Maximum number of pending tokens per sequence and pass that are compared with the model's top tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class TopRows:
 
     @property
     def probabilities(self) -> NDArray[np.float64]:
-        """``[nodes, width]``."""
+        """Probabilities of the tokens, ``[nodes, width]``."""
         return np.exp(self.logprobs)
 
 
@@ -41,13 +41,13 @@ class CachedSequence:
     pending: list[TokenId] = field(default_factory=list)
     """Pending tokens; the last token of the sequence is always pending."""
     tokens: list[TokenId] = field(default_factory=list)
-    """Tokens of the tree's nodes that passes have written, including padding."""
+    """Tokens of the tree nodes whose keys and values are already in the cache, including padding."""
     parents: list[int] = field(default_factory=list)
     """Parent of each node: 0 for the last pending token, j + 1 for node j."""
     is_written: bool = False
-    """Whether a pass has written the pending tokens."""
+    """Whether the keys and values of the pending tokens are already in the cache."""
     hits: list[bool] = field(default_factory=list)
-    """Whether the latest pending tokens were the model's top tokens, from the first pass over them."""
+    """For each of the latest pending tokens, whether it was the model's top token in the first pass over it."""
 
     @property
     def num_tokens(self) -> int:
@@ -59,13 +59,13 @@ class DraftPasses:
     """One model and its KV cache, for a limited number of sequences at a time."""
 
     def __init__(self, model: TargetModel, num_rows: int) -> None:
-        """Create an empty cache for a model and the largest number of sequences."""
+        """Create an empty cache for at most ``num_rows`` sequences."""
         self.model, self.num_rows = model, num_rows
         self._cache = model.new_cache(0)
         self._sequences: list[CachedSequence] = []  # by row
 
     def add(self) -> CachedSequence | None:
-        """Begin a sequence; None if all rows are taken."""
+        """Begin a sequence; return None if all rows are in use."""
         row = len(self._sequences)
         if row == self.num_rows:
             return None
@@ -76,7 +76,7 @@ class DraftPasses:
         return self._sequences[-1]
 
     def drop(self, sequence: CachedSequence) -> None:
-        """End a sequence. The last row moves to its index, because adjacent rows can be read without a copy."""
+        """End a sequence. The last row moves into the freed row, because adjacent rows can be read without a copy."""
         last = self._sequences.pop()
         if last is not sequence:
             self._cache.move_row(last.row, sequence.row)
@@ -84,11 +84,11 @@ class DraftPasses:
             self._sequences[last.row] = last
 
     def follow(self, sequences: Sequence[CachedSequence], texts: Sequence[Sequence[TokenId]]) -> None:
-        """Add the emitted tokens: tree nodes that match them are committed, the remaining tokens are pending.
+        """Add the emitted tokens: tokens that match tree nodes are committed, the other tokens become pending.
 
         Args:
             sequences: the sequences.
-            texts: all tokens of each sequence; they extend the known tokens.
+            texts: all tokens of each sequence; they begin with the tokens that are already known.
         """
         rows, paths = [], []
         for each, text in zip(sequences, texts, strict=True):
@@ -115,14 +115,14 @@ class DraftPasses:
         """Run one pass over pending tokens and new tree nodes.
 
         Args:
-            sequences: the sequences; after the first pass of a step, a subset of that pass.
-            nodes: per sequence, its new nodes, (parent, token); parents are 0 for the last pending token, or j + 1 for
-                node j of :attr:`CachedSequence.tokens`, including new ones.
+            sequences: the sequences; later passes of a step cover a subset of the first pass's sequences.
+            nodes: per sequence, its new nodes as (parent, token). Parent 0 is the last pending token, and parent j + 1
+                is node j of :attr:`CachedSequence.tokens`, which includes the new nodes.
             width: number of most probable tokens per node.
 
         Returns:
-            Per sequence, one row per new node; in the first pass of a step, the row of the last pending token comes
-            first.
+            Per sequence, one row per new node. In the first pass of a step, the row of the last pending token precedes
+            them.
         """
         written = len(sequences[0].pending) + len(sequences[0].tokens) if sequences[0].is_written else 0
         firsts = [len(each.tokens) for each in sequences]

@@ -1,4 +1,4 @@
-"""The model drafter's state for a sequence."""
+"""State of one sequence in the model drafter."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ class Session:
 
     options: SessionOptions | None = None
     hit_rate: float = FIRST_HIT_RATE
-    """Recent rate at which the model was right."""
+    """Share of recent tokens that the model ranked first."""
     num_unasked: int = 0
-    """Number of steps since the model last ran in which it could have run."""
+    """Number of steps since the model's last run, counting only steps in which it could have run."""
     cached: CachedSequence | None = None
-    """Its entry in the model's KV cache."""
+    """The sequence in the model's KV cache."""
     step: SequenceStep = _NO_STEP
     num_tokens: int = 0
-    """Number of tokens at this step, stored because the caller's list grows."""
+    """Number of the sequence's tokens at this step, stored because the caller's token list grows."""
     tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
     """The tree of this step; empty if the model could not run."""
     is_asked: bool = False
     """Whether the model ran in this step."""
     charged_s: float = 0.0
-    """Seconds charged to the model's account in this step; the accepted tokens may still earn them back."""
+    """Seconds charged to the model's account in this step; the step's accepted tokens may still earn them back."""
     baseline: frozenset[int] = frozenset()
     """Nodes that this step would have drafted without the model."""
     inner_id: int = 0
     """Id of the n-gram draft in this step."""
     ngrams_indices: Sequence[int] | None = None
-    """Per node of this drafter's draft, its index in the n-gram draft from 1, or 0 if absent. None: both drafts are
-    equal."""
+    """For each drafted node, its index in the n-gram draft, counted from 1; 0 if the n-gram draft lacks the node. None:
+    the draft equals the n-gram draft."""
 
     @property
     def tenant(self) -> str:
-        """Its tenant; empty if the caller set none."""
+        """The sequence's tenant; empty if the caller set none."""
         return (self.options.tenant if self.options is not None else None) or ""
 
     def begin(self, step: SequenceStep, draft: Draft) -> None:

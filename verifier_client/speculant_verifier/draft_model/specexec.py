@@ -1,11 +1,12 @@
 """SpecExec's search for the most probable paths (Svirschevski et al. 2024, arXiv 2406.02532, algorithm 2).
 
-In every round, one pass of the model expands up to B of the most probable unexpanded nodes. The most probable
-candidates join the tree. The search ends after D rounds, or as soon as all of the K best nodes that may have children
-are expanded; these K nodes are the draft. The published algorithm drafts exactly the expanded nodes. Here an unexpanded
-node replaces a less probable expanded one, so with the same rounds the draft is at least as good.
+In every round, one pass of the model expands the B most probable unexpanded nodes, or fewer. The most probable
+candidates are added to the tree. The search ends after D rounds, or earlier if every one of the K most probable nodes
+is expanded or too deep to have children. These K nodes are the draft. The published algorithm drafts exactly the
+expanded nodes. Here an unexpanded node may replace a less probable expanded node, so the draft is at least as good
+after the same number of rounds.
 
-The tree starts with the n-gram draft. Where n-grams have candidates, they are mixed with the model's
+The tree starts with the n-gram draft. Where n-grams have candidates, these are mixed with the model's candidates
 (:class:`~.tree.Reliability`). Elsewhere, a path's probability is the product of the model's probabilities.
 """
 
@@ -20,7 +21,7 @@ from speculant_verifier.draft_model.passes import TopRows, candidates_of
 from speculant_verifier.draft_model.tree import DraftTree, Node, Reliability
 
 MIXED_WIDTH = 16
-"""Top tokens per row of the model that are mixed with n-gram candidates and used for learning."""
+"""Number of the model's top tokens per node that are mixed with n-gram candidates and used for learning."""
 
 
 class Shape(NamedTuple):
@@ -31,13 +32,14 @@ class Shape(NamedTuple):
     max_depth: int
     """D: maximum depth and maximum number of rounds."""
     max_branches: int
-    """B: maximum number of nodes expanded per round, and of children per node."""
+    """B: maximum number of nodes that a round expands, and maximum number of children of a node."""
 
 
 def frontier(tree: DraftTree, shape: Shape) -> list[int]:
     """Return the nodes to expand in this round, the most probable first, so parents come before their children.
 
-    A child of a node outside the K best is outside, too, because no path is more probable than its prefix.
+    A child of a node outside the K most probable nodes is also outside, because no path is more probable than its
+    prefix.
     """
     unseen = (
         index
@@ -48,13 +50,13 @@ def frontier(tree: DraftTree, shape: Shape) -> list[int]:
 
 
 def grow(tree: DraftTree, asked: Sequence[int], rows: TopRows, reliability: Reliability, shape: Shape) -> None:
-    """Add the K most probable new candidates of a round to the tree, in this order.
+    """Add the K most probable new candidates of a round to the tree, in descending order of probability.
 
-    Ties are ordered by the expansion order of their parents; children of one parent by their rank in its row.
+    Candidates of equal probability keep the order of their parents in ``asked``, then their rank among their siblings.
 
     Args:
         tree: the tree; its path probabilities are recomputed.
-        asked: the expanded nodes.
+        asked: the nodes that this round expanded.
         rows: the model's top tokens, one row per node, at most B wide.
         reliability: mixes the candidates.
         shape: K and B.

@@ -1,14 +1,15 @@
 """A draft tree whose node probabilities change as the model expands nodes.
 
-It starts with the n-gram draft, or empty. The children of an expanded node come from the n-grams and from the model,
-with the probabilities of a mixture. At the end the most probable nodes are drafted, as in SpecExec's search
-(Svirschevski et al. 2024, algorithm 2; see ``native/tree_drafter.cpp``). One pass expands several nodes.
+The tree starts with the n-gram draft, or empty. The children of an expanded node come from the n-grams and from the
+model, and their probabilities are mixed. One pass of the model expands several nodes. At the end the most probable
+nodes are drafted, as in SpecExec's search (Svirschevski et al. 2024, algorithm 2; see ``native/tree_drafter.cpp``).
 
-N-grams provide candidates with calibrated probabilities, and the model provides its most probable tokens. Both are
-mixed like contexts in the calibrated drafter: P(x) = s P_model(x) + (1 - s) P_ngrams(x). There is one weight s for each
-pair of confidence classes of the n-grams and the model. It is learned online by expectation-maximisation (Jelinek and
-Mercer 1980): when the true token is known, each source is credited with the probability that the token came from it. A
-table of bins then maps P(x) to the rate at which such candidates were right.
+N-grams provide candidates with calibrated probabilities, and the model provides its most probable tokens. Both
+probabilities are interpolated, as the calibrated drafter does for contexts: P(x) = s P_model(x) + (1 - s) P_ngrams(x).
+Each pair of confidence classes, of the n-grams and of the model, has its own weight s. The weight is learned online by
+expectation-maximisation (Jelinek and Mercer 1980): when the true token is known, each source is credited with the
+probability that the token came from it. A table of bins then calibrates P(x): it maps P(x) to the share of such
+candidates that were right.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from speculant_graph.strategies import StrategyName
 from speculant_graph.types import Draft, DraftSourceName, TokenId
 
 _CONFIDENCES = (1e-9, 0.25, 0.5, 0.75, 0.9, 0.97)
-"""Lower bounds of the confidence classes, in terms of the best candidate's probability. Below the first bound there is
-no candidate."""
+"""Lower bounds of the confidence classes. The confidence of a source is the probability of its best candidate; below
+the first bound there is no candidate."""
 _CLASSES = len(_CONFIDENCES) + 1
 _UNSEEN = 1e-4
-"""Probability of a token that a source does not propose."""
+"""Assumed probability of a token that a source does not propose."""
 _SHARE_MEMORY, _BIN_MEMORY, _RIGHT_MEMORY = 0.998, 0.998, 0.97
 _SHARE_PRIOR, _BIN_PRIOR, _RIGHT_PRIOR = 4.0, 5.0, 4.0
 _HALF_OCTAVES = 20
 _SMALLEST = 2.0**-10
-"""Less probable candidates are dropped."""
+"""Probability at or below which a candidate is dropped."""
 
 Candidate = tuple[TokenId, float]
 
 
 class Features(NamedTuple):
-    """Features of a node that predict the model's gain there."""
+    """Features of a node, which predict the gain of expanding it."""
 
     is_root: bool
     confidence: float
@@ -54,7 +55,7 @@ class Mixed(NamedTuple):
 
 
 class Reliability:
-    """Learned reliability of one model, by features."""
+    """Learns how reliable one model is at nodes with given features, and mixes its candidates with n-grams."""
 
     def __init__(self) -> None:
         """Start with equal weights where both sources have candidates."""
@@ -93,14 +94,14 @@ class Reliability:
         *,
         is_drafted: bool,
     ) -> bool:
-        """Learn from the token that followed a node for which both sources had candidates.
+        """Learn from the token that followed an expanded node.
 
         Args:
-            ngrams: candidates of the n-grams, best first.
+            ngrams: candidates of the n-grams, best first; may be empty.
             row: candidates of the model, best first.
             token_id: the token that followed.
             features: features of the node.
-            is_drafted: whether the draft had the token there.
+            is_drafted: whether the token was drafted after the node.
 
         Returns:
             Whether the token was the model's most probable one.
@@ -128,7 +129,7 @@ class Reliability:
         return is_right
 
     def gain(self, ngrams: Sequence[Candidate], features: Features) -> float:
-        """Return the expected gain of expanding a node: the increase in P(next token is drafted)."""
+        """Return by how much expanding a node should increase the probability that its next token is drafted."""
         kind = _kind_of(features)
         before = min(1.0, sum(probability for _, probability in ngrams))
         visits, hits = self._model[kind]
@@ -179,26 +180,26 @@ def _bin_of(probability: float, kind: int) -> int:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """One node; the root is the last token of the sequence."""
+    """A node of the tree; the root is the last token of the sequence."""
 
     token_id: TokenId
     parent: int
-    """Its index in :attr:`DraftTree.nodes`; -1 for the root."""
+    """Index of the parent in :attr:`DraftTree.nodes`; -1 for the root."""
     depth: int
     conditional: float
-    """Probability given its parent; for the root, the model's recent hit rate."""
+    """Probability of the node given its parent; for the root, the model's recent hit rate."""
     source: DraftSourceName = "ngrams"
     path: float = 1.0
     """Probability of the path from the root to this node."""
     ngrams_index: int = 0
     """Index in the n-gram draft, from 1; 0 if absent."""
     written: int = -1
-    """Index as a parent in the model's passes; -1 if the model has not expanded it."""
+    """Number by which the model's passes refer to the node as a parent; -1 if the model has not expanded the node."""
     children: list[int] = field(default_factory=list)
     row: Sequence[Candidate] = ()
-    """The model's candidates for its children, best first."""
+    """The model's candidates for the node's children, best first."""
     ngrams: Sequence[Candidate] = ()
-    """The n-grams' candidates for its children, best first."""
+    """The n-grams' candidates for the node's children, best first."""
 
 
 class DraftTree:
@@ -233,12 +234,12 @@ class DraftTree:
 
         Args:
             reliability: predicts the gain of an expansion.
-            chosen: the most probable nodes, as many as may be drafted. Children of other nodes are less probable than
-                these.
-            max_depth: a node at this depth has no children.
+            chosen: the most probable nodes, as many as may be drafted. No other nodes are expanded, because their
+                children are less probable than the chosen nodes.
+            max_depth: depth at which nodes may not have children.
 
         Returns:
-            (node, expected additional accepted tokens).
+            Pairs (node, expected number of additional accepted tokens).
         """
         return [
             (index, node.path * reliability.gain(node.ngrams, self._features(index)))
@@ -274,7 +275,7 @@ class DraftTree:
             node.path = self.nodes[node.parent].path * node.conditional
 
     def best(self, most: int) -> list[int]:
-        """Return the most probable nodes without the root; parents come before their children."""
+        """Return the most probable nodes, except the root; parents come before their children."""
         ranked = sorted(range(1, len(self.nodes)), key=lambda index: (-self.nodes[index].path, index))
         chosen: list[int] = []
         kept = {0}
@@ -285,11 +286,11 @@ class DraftTree:
         return chosen
 
     def write(self, chosen: Sequence[int], first: int) -> list[tuple[int, TokenId]]:
-        """Return nodes as (parent, token) pairs for the model's passes, and mark them as expanded.
+        """Mark nodes as expanded; return them, except the root, as (parent, token) pairs for the model's passes.
 
         Args:
-            chosen: nodes, parents before their children, without the root.
-            first: number of nodes that earlier passes of this step have written.
+            chosen: nodes, parents before their children.
+            first: number of nodes that earlier passes of this step have added to the KV cache.
         """
         new: list[tuple[int, TokenId]] = []
         for index in chosen:
@@ -314,10 +315,10 @@ class DraftTree:
         )
 
     def learn(self, emitted: Sequence[TokenId], reliability: Reliability) -> list[bool]:
-        """Learn from the tokens that followed the sequence, at expanded nodes.
+        """Learn from the tokens that followed expanded nodes.
 
         Returns:
-            For every expanded node on the path, whether the model's most probable token was the next one.
+            For every expanded node on the path of these tokens, whether the model's most probable token came next.
         """
         index, found = 0, []
         for token_id in emitted:

@@ -13,17 +13,17 @@ from speculant_verifier.model import TargetModel
 
 
 class Admission:
-    """Assigns cache rows to sequences; rows times the greatest possible length stay within the bound."""
+    """Assigns rows of the KV cache to sequences, so that the reserved tokens stay within ``max_tokens``."""
 
     degradable = "requests at once"
 
     def __init__(self, target: TargetModel, config: VerifierConfig, most_nodes: int, prefill_chunk: int) -> None:
-        """Take the bounds.
+        """Set the limits.
 
         Args:
             target: the model, whose context length bounds every row.
             config: limits of rows and tokens.
-            most_nodes: maximum number of nodes of a draft; they need slots during verification.
+            most_nodes: maximum number of nodes in a draft; drafted nodes occupy cache slots during verification.
             prefill_chunk: maximum number of prompt tokens in a pass.
         """
         self._target = target
@@ -40,21 +40,22 @@ class Admission:
         if plan is not None:
             most = min(most, plan.kv_tokens)
         self.max_tokens = self.cache.max_slots = config.max_kv_tokens or most
-        """Maximum tokens to reserve: running sequences times the greatest length that any of them may reach."""
+        """Maximum number of tokens to reserve. A batch reserves its number of sequences times the greatest length that
+        any of them may reach."""
         # Streamed weights profit more from the memory than a prefix cache, unless the settings ask for one.
         is_asked = plan is None or "prefix_cache" in config.model_fields_set
         self.prefixes = PrefixCache(self.cache, config.prefix_cache if is_asked else 0)
         """Keys and values of earlier sequences."""
 
     def reserved_tokens(self, running: Sequence[ActiveSequence]) -> int:
-        """Return the tokens that the running sequences reserve."""
+        """Return the number of tokens that the running sequences reserve in the KV cache."""
         return self._slots(len(running), [each.request for each in running]) if running else 0
 
     def check(self, request: Request) -> None:
         """Refuse a request that could never run.
 
         Raises:
-            GenerationRequestError: it is empty or too long, or has token ids outside the vocabulary.
+            GenerationRequestError: the request is empty or too long, or has token ids outside the vocabulary.
         """
         length, longest = len(request.prompt), self._target.max_length
         if not length:
@@ -80,7 +81,7 @@ class Admission:
             )
 
     def most_output(self, prompt_length: int) -> int:
-        """Return the longest output of a prompt, limited by the context and by memory; at least 1."""
+        """Return the maximum length of a prompt's output, limited by the context and by memory; at least 1."""
         longest = self._target.max_length
         if self.cache.slots_needed(1, longest + self._widest_step) > self.max_tokens:
             fitting = range(prompt_length + 1, longest + 1)
@@ -129,7 +130,7 @@ class Admission:
         return True
 
     def release(self, sequence: ActiveSequence, running: Sequence[ActiveSequence]) -> None:
-        """Free a row and move the last row to its index, because adjacent rows are read without a copy."""
+        """Free a sequence's row and move the last row there, because adjacent rows are read without a copy."""
         if sequence.error is None:
             self.prefixes.keep(sequence)
         last = max((each for each in running if each.row > sequence.row), key=lambda each: each.row, default=None)

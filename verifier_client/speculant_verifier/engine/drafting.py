@@ -1,4 +1,4 @@
-"""Requests the drafts of a batch in one message, with a node budget per sequence, and checks the response."""
+"""Asks the drafter for a batch's drafts in one message, with a node budget per sequence, and checks the response."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from speculant_verifier.structured.constraint import with_forced
 
 _ROUNDING = 1e-6
 _FEWEST_NODES = 4
-"""A limit of this many nodes or fewer is not reduced, however short memory is."""
+"""Limit on drafted nodes that is not reduced further, however short memory is."""
 _SIBLINGS: dict[RuleName, SiblingsName] = {"tree-wor": "without-replacement", "tree-iid": "independent"}
 
 
@@ -49,7 +49,7 @@ class Drafting:
         totals: EngineTotals,
         num_rows: int = 1,
     ) -> None:
-        """Take the drafter, its settings, and the number of rows in the batch."""
+        """Use a drafter and its settings for batches of at most ``num_rows`` sequences."""
         self._target, self._drafter, self._most_nodes = target, drafter, draft.k
         self._drafted_nodes, self._num_rows = draft.k, num_rows
         capabilities = capabilities_of(drafter, draft.strategy)
@@ -64,18 +64,18 @@ class Drafting:
 
     @property
     def _logit_bytes(self) -> int:
-        """Bytes of a full batch's logits for the widest drafts, in two dtypes."""
+        """Bytes of the logits of a full batch with the largest drafts, stored in two dtypes."""
         return 8 * self._num_rows * (1 + self._drafted_nodes) * self._target.vocabulary_size
 
     def reduce(self) -> int | None:
-        """Lower the limit to a quarter of the nodes."""
+        """Lower the limit on drafted nodes to a quarter."""
         if self._drafted_nodes <= _FEWEST_NODES:
             return None
         before, self._drafted_nodes = self._logit_bytes, self._drafted_nodes // 4
         return before - self._logit_bytes
 
     def restore(self) -> None:
-        """Raise the limit to its previous value."""
+        """Raise the limit on drafted nodes to its previous value."""
         self._drafted_nodes = min(self._most_nodes, 4 * self._drafted_nodes + 3)
 
     def wants(self, sequence: ActiveSequence) -> bool:
@@ -153,13 +153,13 @@ class Drafting:
         """Remove the nodes that the constraint forbids, and append the tokens that it forces.
 
         Args:
-            sequence: has a constraint, and a rule that accepts modified drafts.
+            sequence: a sequence with a constraint, and with a rule that accepts modified drafts.
             nodes: indices of the draft's nodes in the drafter's response.
             draft: the usable part of the response.
-            most: maximum number of nodes of the draft after forced tokens are appended.
+            most: maximum number of nodes in the draft after forced tokens are appended.
 
         Returns:
-            Indices and draft for verification. Appended nodes come last and have no index.
+            The indices of the remaining nodes, and the draft to verify. Appended nodes come last and have no index.
         """
         assert sequence.sampler is not None
         assert sequence.sampler.constraint is not None
@@ -173,7 +173,7 @@ class Drafting:
         return [nodes[node] for node in usable], fitted
 
     def report(self, pass_s: float) -> float:
-        """Tell the drafter how long the pass took; return the seconds of drafting that it weighed itself."""
+        """Report a pass's duration to the drafter; return the drafting time that the drafter's own account covers."""
         try:
             return self._drafter.observe(PassReport(pass_s))
         except Exception as error:  # drafters may be third-party code
@@ -181,7 +181,7 @@ class Drafting:
         return 0.0
 
     def _ask(self, steps: Sequence[SequenceStep]) -> list[Draft] | None:
-        """Return the usable drafts of the response; None if the drafter failed, and decoding continues without."""
+        """Return the usable drafts of the response; None if the drafter failed."""
         try:
             return [
                 draft if self._is_usable(draft, step.node_budget) else EMPTY_DRAFT
@@ -197,7 +197,10 @@ class Drafting:
             self._has_warned = True
 
     def _limit(self, sequence: ActiveSequence, most_depth: int) -> int:
-        """Return the most nodes that can be used: the depth limit also limits a chain's size, but not a tree's."""
+        """Return the maximum number of usable nodes.
+
+        The depth limit also bounds the size of a chain, but not of a tree.
+        """
         most_depth = most_depth if sequence.has_session else 0
         makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
         budget = self._budget(sequence)
@@ -216,7 +219,7 @@ class Drafting:
         return most if sequence.config.max_depth is None else min(most, sequence.config.max_depth)
 
     def _is_usable(self, draft: Draft, budget: int) -> bool:
-        """Whether a draft is a tree within its budget, as its type requires."""
+        """Return whether a draft is a well-formed tree within its node budget."""
         size = len(draft.token_ids)
         if size > budget or len(draft.parents) != size:
             return False
@@ -234,11 +237,11 @@ class Drafting:
         )
 
     def _usable_nodes(self, draft: Draft, most_depth: int, *, looks_at_q: bool) -> Sequence[int]:
-        """Return the nodes whose tokens may be emitted.
+        """Return the nodes within the depth limit whose tokens may be emitted.
 
-        A tokenizer may have tokens for which the model has no logits. For rules that compare p with q, every node
-        whose q contains such a token is dropped with its descendants, even if another token was drawn. Dropping only
-        the nodes with such a token would bias these rules.
+        A tokenizer may have tokens for which the model has no logits. If the rule compares p with q, a node whose q
+        contains such a token is dropped with its descendants, even if another token was drawn. Dropping a node only if
+        such a token was drawn would bias the rule.
         """
         size = self._target.vocabulary_size
         is_known = [True] * len(draft.token_ids)
@@ -274,7 +277,7 @@ def depths_of(draft: Draft) -> list[int]:
 
 
 def nodes_within(draft: Draft, most_depth: int) -> Sequence[int]:
-    """Return the nodes up to a depth. Tokens do not affect the selection, so every rule stays exact."""
+    """Return the nodes up to a depth. The selection does not depend on tokens, so every rule stays exact."""
     size = len(draft.token_ids)
     if size <= most_depth:
         return range(size)
@@ -284,10 +287,10 @@ def nodes_within(draft: Draft, most_depth: int) -> Sequence[int]:
 def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
     """Return the seed with which to draft for a sequence of ``num_tokens`` tokens.
 
-    Drafters derive random numbers from seed and position. *block* judges a draft as a whole, so the accepted length
-    depends on the random numbers of the rejected tokens. The next step would use the same numbers again, so every step
-    of *block* gets a different seed. The other rules never look past the first rejected token, and trees drawn for them
-    use no number twice.
+    Drafters derive random numbers from the seed and the position. The rule *block* judges a draft as a whole, so the
+    accepted length also depends on the random numbers of rejected tokens. With an unchanged seed, the next step would
+    use these numbers again. Every step of *block* therefore gets a different seed. The other rules never look past the
+    first rejected token, and trees drawn for them use no random number twice.
     """
     if config.rule != "block":
         return config.seed
@@ -303,7 +306,7 @@ def _options(
     filler_top_k: int | None,
     stop_if_unknown: bool | None,
 ) -> DraftOptions:
-    """Return a request's drafting options. Equal options are the same object, so that steps can be grouped by it."""
+    """Return a request's drafting options. Equal options share one object, by which steps can be grouped."""
     return DraftOptions(
         siblings=_SIBLINGS.get(rule, "none"),
         coupling=None if rule in WANTS_PROPOSALS else "gumbel",

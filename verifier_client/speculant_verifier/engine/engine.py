@@ -2,8 +2,8 @@
 
 A step reads a chunk of the unread prompts and sends the drafter one message for all sequences. One forward pass then
 reads each sequence's pending tokens and draft. Each request's rule verifies its draft, and the step commits and emits
-the accepted tokens. An error in one request ends only that request. The engine depends on neither text nor gRPC, and
-one thread at a time may use it.
+the accepted tokens. An error in one request ends only that request. The engine uses neither text nor gRPC. Only one
+thread at a time may use it.
 """
 
 from __future__ import annotations
@@ -63,14 +63,17 @@ class Engine:
 
         Args:
             target: the model.
-            drafter: where drafts come from.
-            config: batch, memory.
-            draft: ``k`` is the most nodes drafted per sequence and step; 0 decodes plainly.
-            budget: what drafts may cost; None: passes cost what they do on a typical machine.
+            drafter: the source of drafts.
+            config: limits of the batch and of memory.
+            draft: drafting settings; ``k`` is the maximum number of nodes drafted per sequence and step. If ``k`` is 0,
+                nothing is drafted.
+            budget: decides which drafts are worth their cost; None: passes are assumed to cost as much as on a typical
+                machine.
             require_same_tokenizer: raise if the drafter's tokenizer differs at the first request.
-            record: which finished requests are recorded, and where; None, or without a folder: none are.
-            identity: what records hold that does not come from the engine; the caller may change it at any time.
-            prefill_chunk: maximum tokens of prompts that are read between two steps of the sequences that are running.
+            record: which finished requests are recorded, and in which folder. Without it or its folder, no request is
+                recorded.
+            identity: fields of the records that only the caller knows; the caller may change them at any time.
+            prefill_chunk: maximum number of prompt tokens that are read between two steps of the running sequences.
 
         Raises:
             ConfigError: the records folder can't be created.
@@ -82,7 +85,7 @@ class Engine:
         self._numbers = itertools.count()
         self._has_emitted = self._has_warned = False
         self._require_same_tokenizer = require_same_tokenizer
-        self._is_full = False  # the first that waits does not fit with those that run
+        self._is_full = False  # the first waiting sequence does not fit into the batch
         self.totals = EngineTotals()
         """Times and counts since the engine was created."""
         self.admission = Admission(target, config, draft.k, prefill_chunk)
@@ -115,22 +118,22 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        """Sequences in the batch."""
+        """Number of sequences in the batch."""
         return len(self._running)
 
     @property
     def recorder(self) -> RecordWriter | None:
-        """Writes finished requests; None if they are not recorded."""
+        """Writer of the records of finished requests; None if requests are not recorded."""
         return None if self._records is None else self._records.writer
 
     @property
     def num_kv_tokens(self) -> int:
-        """Tokens of the running sequences in the KV cache."""
+        """Number of tokens of the running sequences in the KV cache."""
         return sum(sequence.num_cached for sequence in self._running.copy())  # a step may be changing it
 
     @property
     def num_reserved_kv_tokens(self) -> int:
-        """Tokens that the running sequences may need: their number times the greatest length that any may reach."""
+        """Reserved tokens: the number of running sequences times the greatest length that any of them may reach."""
         return self.admission.reserved_tokens(self._running.copy())  # a step may be changing it
 
     @property
@@ -140,7 +143,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests waiting for a row."""
+        """Number of requests that wait for a row of the KV cache."""
         return len(self._waiting)
 
     def check(self, request: Request) -> None:
@@ -153,7 +156,10 @@ class Engine:
         self._sampler(request, self._ends_of(request))
 
     def add(self, request: Request) -> ActiveSequence:
-        """Add a request and return its sequence, to which its outputs refer; an invalid one ends with ``error``."""
+        """Add a request and return its sequence; an invalid request ends with the finish reason ``error``.
+
+        The request's outputs refer to this sequence.
+        """
         history = self._controller.new_history()
         sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt), history=history)
         sequence.arrived_s = time.perf_counter()
@@ -209,8 +215,8 @@ class Engine:
         """Do one step and return its outputs; do nothing if there is no work.
 
         Raises:
-            TokenizerMismatchError: the drafter has a different tokenizer. Raised only before anything was emitted,
-                because refusing the call is better than never drafting.
+            TokenizerMismatchError: the drafter has a different tokenizer. The error is raised only if no token was
+                emitted before; then failing is better than decoding all requests without drafts.
         """
         if not self.has_work:
             return []
@@ -331,7 +337,7 @@ class Engine:
     def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         """Run part of a step; if memory is short even after all reductions, end the newest sequence and try again.
 
-        The work can be repeated: when it runs out of memory, it has changed nothing yet.
+        The work can be repeated, because it changes nothing before it runs out of memory.
         """
         left = sorted(sequences, key=lambda each: each.row)
         failures: list[StepOutput] = []

@@ -1,12 +1,12 @@
 """Caches the target's logits by prefix, to emit tokens without a forward pass (SpecExec, arXiv 2406.02532).
 
-A forward pass over a draft tree computes the target's logits after every node, and most nodes are rejected. Their
-prefixes may recur in a later step, in another sample of the prompt, or in a repeated request. The logits then come from
-the cache, and the sequence continues at once. Its new tokens stay pending until an unknown prefix needs a pass, which
-reads them too.
+A forward pass over a draft tree computes the target's logits after every node, and most nodes are rejected. The prefix
+of a rejected node may recur in a later step, in another sample of the prompt, or in a repeated request. Its logits then
+come from the cache, and the sequence continues without a pass. The new tokens stay pending until a prefix is not in the
+cache. The pass over that prefix then reads the pending tokens, too.
 
 The cache holds raw logits on their device, because processors, temperature and seed differ between requests. Requests
-with ``speculation = "off"`` do not use it: they are a baseline with one pass per token.
+with ``speculation = "off"`` do not use the cache, because they are a baseline with one pass per token.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class LogitsCache:
         """
         self._model = model
         self.bound = num_bytes
-        """Maximum number of bytes of rows; if 0, nothing is kept, and callers can skip the lookup."""
+        """Maximum size of all rows in bytes. If it is 0, no row is kept, and callers can skip lookups."""
         self._rows: OrderedDict[bytes, Tensor] = OrderedDict()  # least recently used first
         self._row_bytes = 0
         self.hits = self.evicted = 0
-        """Lookups that found their prefix, each of which saves a pass; evicted rows."""
+        """Number of successful lookups, each of which saves a pass; number of evicted rows."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -56,7 +56,7 @@ class LogitsCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the rows."""
+        """Size of all rows in bytes."""
         return len(self._rows) * self._row_bytes
 
     def clear(self) -> None:
@@ -68,7 +68,7 @@ class LogitsCache:
         return self.get(self._key(sequence)) if self._takes(sequence) else None
 
     def keep(self, sequence: ActiveSequence, draft: Draft, path: Sequence[int], logits: Tensor) -> None:
-        """Keep the logits of a pass; call this before its tokens are appended to the sequence.
+        """Keep the logits of a pass; call this before the pass's tokens are appended to the sequence.
 
         Args:
             sequence: the sequence before the pass.
@@ -84,8 +84,8 @@ class LogitsCache:
     def get(self, key: bytes) -> Tensor | None:
         """Return a copy of the logits after a prefix, shape ``[V]``, or None if they are not cached.
 
-        The copy is needed because the row may be evicted while the caller uses it. It takes a thousandth of the time of
-        the pass that it saves.
+        The copy is needed because the row may be evicted while the caller uses it. Copying takes a thousandth of the
+        time of the pass that it saves.
         """
         if key not in self._rows:
             return None
@@ -94,11 +94,11 @@ class LogitsCache:
         return self._rows[key].clone()
 
     def put_many(self, keys: Sequence[bytes], rows: Sequence[Tensor]) -> None:
-        """Keep copies of the logits after prefixes. A cached prefix keeps its row, and counts as used.
+        """Keep copies of the logits after prefixes. A prefix that is already cached keeps its row and counts as used.
 
         Args:
-            keys: keys of the prefixes; the first of equal keys counts. The first keys are evicted last, and if not all
-                fit, the last keys are dropped.
+            keys: keys of the prefixes, the most useful first. The first keys are evicted last, and the last keys are
+                dropped if not all fit. Of equal keys, only the first is kept.
             rows: one row per key, shape ``[V]``; V, dtype and device are the same in every call.
         """
         self._row_bytes = rows[0].nbytes if rows else self._row_bytes
@@ -142,7 +142,7 @@ def key_of(model: str, token_ids: Iterable[TokenId] = ()) -> bytes:
 
 
 def extended(key: bytes, token_ids: Iterable[TokenId]) -> bytes:
-    """Return the key of a sequence with tokens appended, in one call or in several."""
+    """Return the key of a sequence after tokens are appended; several calls give the same key as one call."""
     for token_id in token_ids:
         tail = token_id.to_bytes(_TOKEN_BYTES, "little")
         key = hashlib.blake2b(key + tail, digest_size=_DIGEST_BYTES).digest()

@@ -1,4 +1,4 @@
-"""Reacts to short memory: clears caches, reduces parts of the engine in order, and restores them later."""
+"""Reacts to lack of memory: clears caches, reduces parts of the engine in order, and restores them later."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAUSE_S = 0.5
 _CALM_S = 20.0
 """Seconds without a change before a part is restored."""
 _SLACK = 1.25
-"""Multiple of a part's memory that must be free before the part is restored."""
+"""Free memory that is required before a part is restored, as a multiple of the memory that its reduction freed."""
 
 
 class Cache(Protocol):
@@ -38,7 +38,7 @@ class Reducible(Protocol):
     """Name of the reduced quantity, for messages and metrics."""
 
     def reduce(self) -> int | None:
-        """Use less memory, by one level; return about how many bytes were freed, or None at the lowest level."""
+        """Use less memory, by one level; return roughly how many bytes were freed, or None at the lowest level."""
 
     def restore(self) -> None:
         """Undo the latest reduction."""
@@ -59,8 +59,8 @@ class MemoryPressure:
 
         Args:
             target: the model, whose allocator can return unused memory to the device.
-            caches: caches to clear before any reduction; they fill again.
-            parts: parts, in the order of their reduction.
+            caches: caches to clear before any part is reduced; cleared caches fill again.
+            parts: the parts, in the order in which they are reduced.
             spare: returns the free bytes beyond the required reserve; negative if memory is short, None if unknown.
             totals: counts the reductions.
         """
@@ -98,7 +98,7 @@ class MemoryPressure:
                 logger.info("memory is free again: more {}", part.degradable)
 
     def shed(self) -> bool:
-        """Clear the caches, or reduce the first part that has something left; False if there is nothing to give up."""
+        """Clear the caches or, if they are empty, reduce a part; return False if nothing is left to reduce."""
         self._target.free_memory()
         return self._clear() or self._reduce()
 

@@ -1,11 +1,11 @@
 """Chunked prefill between decoding steps, and a prefix cache.
 
 Chunks are bounded so that running sequences do not stall. Agents send the whole conversation with every call, so the
-prefix cache keeps the keys and values of ended sequences. They are copies outside the batch's rows. Full-attention
-layers can resume at any position of a kept sequence. Sliding-window layers hold only the window before the last
-position, so their windows are copied where later requests may resume. These positions are the end of instructions and
-tools (if the request gives it), the end of the prompt, the end of the output, and the point where the prompt diverges
-from a kept sequence.
+prefix cache keeps the keys and values of ended sequences. The kept keys and values are copies, outside the batch's
+rows. Full-attention layers can resume at any position of a kept sequence. Sliding-window layers hold only the window
+before the last position, so their windows are copied where later requests may resume. These positions are the end of
+instructions and tools (if the request gives it), the end of the prompt, the end of the output, and the point where the
+prompt diverges from a kept sequence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 
 _LEAST = 32
-"""Shortest prefix to reuse, in tokens; a shorter one is read as quickly as copied."""
+"""Shortest prefix to reuse, in tokens. Copying a shorter prefix takes as long as reading it."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class PrefixCache:
     """LRU cache of keys and values by token prefix, with bounded memory. Tenants find only their own entries."""
 
     def __init__(self, cache: SlotCache, num_bytes: int) -> None:
-        """Take the KV cache, and the most bytes to keep; 0 keeps nothing."""
+        """Copy from and to a KV cache, and keep at most ``num_bytes`` of copies; 0 keeps nothing."""
         self._cache, self._bound = cache, num_bytes
         self._window = cache.layout.window
         self._kept: list[_Kept] = []  # most recently used last
@@ -55,7 +55,7 @@ class PrefixCache:
 
     @property
     def takes_stops(self) -> bool:
-        """Whether requests should say where later prompts will diverge; without sliding windows any position works."""
+        """Whether requests should say where later prompts will diverge; this is needed only with sliding windows."""
         return bool(self._window and self._bound)
 
     def begin(self, sequence: ActiveSequence) -> None:
@@ -101,7 +101,7 @@ class PrefixCache:
             self.note(sequence)
             for kept in others:
                 shared = _common(kept.token_ids, token_ids)
-                if shared == len(token_ids):  # the entry holds all of it
+                if shared == len(token_ids):  # the entry contains the whole sequence
                     self._forget(kept)
                     kept.windows |= sequence.windows
                     self._add(kept)
@@ -135,17 +135,17 @@ class PrefixCache:
 
 
 class Prefill:
-    """Reads the pending tokens of sequences, except each one's last token."""
+    """Prefills sequences: reads all their pending tokens except the last token of each sequence."""
 
     def __init__(
         self, target: TargetModel, cache: SlotCache, prefixes: PrefixCache, chunk: int, totals: EngineTotals
     ) -> None:
-        """Take the model, its KV cache, the prefix cache, and the most tokens of a pass, including padding."""
+        """Prefill in passes of at most ``chunk`` tokens, including padding."""
         self._target, self._cache, self._prefixes, self._chunk = target, cache, prefixes, chunk
         self._totals = totals
 
     def selected(self, sequences: Sequence[ActiveSequence]) -> list[ActiveSequence]:
-        """Return the sequences to read in the next chunk; the longest waiting ones are chosen first.
+        """Return the sequences to read in the next chunk, chosen in order of their arrival.
 
         Short prompts are read together if the padded pass fits into the chunk and into the slots of their rows.
         """

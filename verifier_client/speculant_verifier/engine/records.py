@@ -1,10 +1,11 @@
-"""Detailed mode: traces a request during decoding, and records it when it ends.
+"""Detailed mode: traces requests during decoding, and records each request when it ends.
 
-Only requests with drafts from the drafter are recorded. Requests with drafts from their caller, with
-``speculation = "off"`` or with teacher forcing are not. Failed and cancelled requests are not, either.
+Only requests with drafts from the drafter are recorded. A request is not recorded if its caller supplied the drafts, if
+it uses ``speculation = "off"`` or teacher forcing, or if it fails or is cancelled.
 
-The recorded top tokens come from the target's raw logits, before a request's processors and temperature. So records of
-greedy and sampled requests are comparable: training on them learns the model, not a request's settings.
+The recorded top tokens come from the target's raw logits, before the request's processors and temperature change them.
+Records of greedy and sampled requests are therefore comparable. A draft model trained on them learns the target, not
+the settings of a request.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from speculant_verifier.records.record import RecordIdentity, RequestRecord, Tra
 from speculant_verifier.sampling import top_logprobs
 
 _TOP_K = 16
-"""Recorded top tokens of the target per position; more would teach a draft model next to nothing."""
+"""Number of the target's top tokens that are recorded per position. Further tokens would teach a draft model next to
+nothing."""
 
 
 class Records:
@@ -38,9 +40,9 @@ class Records:
 
         Args:
             target: the model.
-            config: settings of the records, with a folder.
+            config: settings of the records, including the folder.
             draft: drafting settings.
-            identity: other fields of the records; they may change.
+            identity: fields of the records that only the caller knows; they may change.
 
         Raises:
             ConfigError: the folder can't be created.
@@ -62,7 +64,7 @@ class Records:
             sequence.trace = Trace(self._strategy)
 
     def look(self, sequences: Sequence[ActiveSequence], logits: Tensor) -> None:
-        """Add the target's top tokens at the positions that a pass emitted to the traces.
+        """Add to the traces the target's top tokens at the positions that a pass emitted.
 
         Args:
             sequences: sequences of the pass.
@@ -96,7 +98,7 @@ class Records:
 
         Args:
             sequence: the ended sequence.
-            rolling: accepted share of the tried positions over the tenant's earlier requests; None without any.
+            rolling: accepted share of the tried positions over the tenant's earlier requests; None if there are none.
         """
         trace, request, output = sequence.trace, sequence.request, sequence.output
         if trace is None or not output:

@@ -1,8 +1,8 @@
 """Shares one engine among many callers: threads that iterate, and tasks of an event loop.
 
 A thread that waits for an output while no step is running becomes the step owner, and does the next step for all
-callers. So a single caller decodes in its own thread, without handing work to another. Tasks of an event loop can't do
-steps, so a worker thread does them while any task waits.
+callers. A single caller therefore decodes in its own thread, without waking another thread. Tasks of an event loop
+can't do steps, so a worker thread does them while any task waits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Runner:
     """Shares an engine. Safe to use from any thread."""
 
     def __init__(self, engine: Engine) -> None:
-        """Take an engine; no other code may use it from now on."""
+        """Take over an engine, which no other code may use from now on."""
         self._engine = engine
         self._changed = threading.Condition()
         self._step_owner: object = None  # the caller, or the runner for its worker thread
@@ -51,7 +51,7 @@ class Runner:
 
     @property
     def num_sequences(self) -> int:
-        """Requests of all callers that have not ended."""
+        """Number of unfinished requests of all callers."""
         with self._changed:
             return len(self._owners) + sum(len(each.requests) for each in self._arriving if not each.is_cancelled)
 
@@ -109,7 +109,7 @@ class Runner:
             self._withdraw(queue)
 
     def close(self) -> None:
-        """Cancel everything after the current step; waiting calls and later calls get an error."""
+        """Cancel all requests after the current step; waiting calls and later calls get an error."""
         with self._changed:
             self._is_closed = True
             self._fail_all(GenerationError(_CLOSED))  # first: a step owner would continue while it reads
@@ -130,7 +130,7 @@ class Runner:
             self._changed.notify_all()
 
     def _withdraw(self, queue: _OutputQueue) -> None:
-        """Cancel the rest of a call, now or after the current step."""
+        """Cancel a call's unfinished requests, now or after the current step."""
         with self._changed:
             queue.is_cancelled = True
             if self._step_owner is queue:  # Ctrl-C came before the step began
@@ -194,7 +194,7 @@ class Runner:
                 self._changed.notify_all()
 
     def _apply_changes(self) -> None:
-        """Start new calls and end cancelled ones; only the step owner may call this while there is one."""
+        """Start new calls and end cancelled calls; if there is a step owner, only the step owner may call this."""
         arriving, self._arriving = self._arriving, []
         for queue in arriving:
             if queue.is_cancelled:  # it never began

@@ -21,10 +21,11 @@ from speculant_verifier.speculation.controller import AcceptanceHistory
 from speculant_verifier.structured import Grammar
 
 MOST_PENDING = 8
-"""Maximum number of pending tokens that a pass reads together with a draft; more are prefilled first, like a prompt."""
+"""Maximum number of pending tokens that a pass reads together with a draft. If there are more, they are prefilled
+first, like a prompt."""
 StopCheck = Callable[[Sequence[TokenId]], int | None]
-"""Takes newly emitted tokens and returns how many to keep if the text ends within them, otherwise None. It is stateful,
-so pass every token once."""
+"""Takes newly emitted tokens and returns how many to keep if the text ends within them, otherwise None. The check is
+stateful, so every token must be passed to it exactly once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +37,25 @@ class Request:
     prompt: tuple[TokenId, ...]
     """Token ids, at least one."""
     config: GenerationConfig
-    """How tokens are chosen."""
+    """Generation settings of the request."""
     processors: LogitsProcessorList | None = None
-    """Logits processors of transformers, which replace the processors of the settings."""
+    """Logits processors of transformers, used instead of the processors that ``config`` requires."""
     stop_check: StopCheck | None = None
-    """Finds the end of the text from its characters."""
+    """Checks emitted tokens for further reasons to stop, such as a stop text; None: no check."""
     grammar: Grammar | None = None
-    """Form of the output."""
+    """Grammar that constrains the output; None if the output is unconstrained."""
     draft_prefix: tuple[TokenId, ...] = ()
-    """Tokens that drafts come from as if they stood before the prompt; the model does not see them."""
+    """Tokens that only the drafter sees, as if they preceded the prompt, so that drafts can copy them."""
     wrap_target: TargetWrapper | None = None
     """Replaces the target's choices, as in teacher forcing; None keeps them."""
     shared_length: int = 0
-    """Tokens of the prompt's prefix that later prompts will probably share."""
+    """Length in tokens of the prompt's prefix that later prompts will probably share."""
     refusal: SpeculantError | None = None
     """Error with which the request ends at once, if it is already known to be invalid."""
     session: SessionOptions | None = None
-    """Options of its drafting session, in addition to the drafter's settings."""
+    """Options of the request's drafting session, in addition to the drafter's settings."""
     document: str = ""
-    """Name of the document that the prompt belongs to, for its record; empty if unknown."""
+    """Name of the document that the prompt belongs to, for the request's record; empty if unknown."""
 
 
 @dataclass(eq=False, slots=True)
@@ -63,41 +64,43 @@ class ActiveSequence:
 
     request: Request
     index: int = field(init=False)
-    """The caller's number. This and the next four fields come from the request, because a step reads them often."""
+    """The caller's number for the request. This and the next four fields are taken from the request, because a step
+    reads them often."""
     prompt: tuple[TokenId, ...] = field(init=False)
     """Prompt tokens."""
     config: GenerationConfig = field(init=False)
-    """How tokens are chosen."""
+    """Generation settings of the request."""
     tenant: str = field(init=False)
-    """Owner of the text. Caches are separate per tenant, so that response times reveal nothing about other tenants."""
+    """Tenant that owns the text. Caches are separate per tenant, so that response times reveal nothing about other
+    tenants."""
     longest: int = field(init=False)
     """Length of prompt and output, in tokens, at which the sequence ends."""
     number: int = 0
-    """Number of sequences that arrived before it."""
+    """Number of sequences that arrived earlier."""
     row: int = -1
-    """Row in the KV cache; -1 if it has none."""
+    """Row in the KV cache; -1 if the sequence has no row."""
     session_id: int = field(default_factory=lambda: secrets.randbits(63) + 1)
     token_ids: list[TokenId] = field(default_factory=list)
     """Prompt and output."""
     num_cached: int = 0
-    """Tokens whose keys and values are in the cache. Later tokens are pending: the model has not read them, and the
-    last one is the root of the next draft."""
+    """Number of tokens whose keys and values are in the KV cache. Later tokens are pending, because the model has not
+    read them yet. The last pending token is the root of the next draft."""
     num_from_prefix_cache: int = 0
-    """Prompt tokens whose keys and values came from the prefix cache."""
+    """Number of prompt tokens whose keys and values came from the prefix cache."""
     windows: dict[int, KeysAndValues] = field(default_factory=dict)
     """Copies of the keys and values of sliding-window layers, by the window's end position."""
     window_stops: tuple[int, ...] = ()
-    """Prompt positions at which to copy windows, ascending."""
+    """Prompt positions at which sliding windows are copied, ascending."""
     sampler: Sampler | None = None
     end_token_ids: frozenset[TokenId] = frozenset()
     history: AcceptanceHistory = field(default_factory=AcceptanceHistory)
     feedback: Feedback | None = None
     """Feedback to send to the drafter with the next step."""
     draft_nodes: Sequence[int] = ()
-    """For each node of the latest draft, its index in the drafter's response; some nodes of a response are dropped."""
+    """For each node of the latest draft, its index in the drafter's response, from which some nodes were dropped."""
     has_session: bool = False
     drafter_problem: str = ""
-    """Why the drafter can't draft for it, if the request is the reason."""
+    """Why the drafter can't draft for this sequence, if the request is the reason; otherwise empty."""
     prefix_key: bytes = b""
     """Key of the first ``num_keyed`` tokens in the logits cache."""
     num_keyed: int = 0
@@ -108,18 +111,18 @@ class ActiveSequence:
     drafted_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
     num_tried: int = 0
-    """Positions with a drafted token; positions after a rejected token were not verified and do not count."""
+    """Number of verified positions with a drafted token. Positions after a rejected token are not verified."""
     rolling_acceptance: float | None = None
-    """Accepted share of tried positions over the tenant's latest requests, including this one; set when it ends."""
+    """Accepted share of tried positions over the tenant's latest requests, including this request; set when it ends."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     trace: Trace | None = None
-    """Trace for its record; None if it is not recorded."""
+    """Trace for the request's record; None if the request is not recorded."""
     error: SpeculantError | None = None
     times: PhaseTimes = field(default_factory=PhaseTimes)
     arrived_s: float = 0.0
     """Arrival time, by the clock of ``time.perf_counter``."""
     emitted_s: float = 0.0
-    """Time of its latest emitted tokens; 0 before the first."""
+    """Time at which the latest tokens were emitted; 0 before the first token."""
 
     def __post_init__(self) -> None:
         """Copy fields from the request."""
@@ -145,12 +148,12 @@ class StepOutput:
 
     sequence: ActiveSequence
     token_ids: tuple[TokenId, ...]
-    """Empty only if the sequence ended without a further token."""
+    """Newly emitted tokens; empty only if the sequence ended without a further token."""
     num_accepted: int
-    """Number of leading tokens that were drafted."""
+    """Number of the leading tokens that came from the draft."""
     finish_reason: FinishReason | None
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per token, if requested."""
+    """Log-probabilities, one entry per token, if requested."""
 
 
 def out_of_memory() -> GenerationMemoryError:

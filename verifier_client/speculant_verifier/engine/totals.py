@@ -1,4 +1,4 @@
-"""An engine's counters: plain numbers, so that they cost a step next to nothing."""
+"""An engine's counters, which are plain numbers, so that counting takes next to no time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _STEP_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 
 _DRAFT_BOUNDS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3)
 _WAIT_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 WINDOW = 100
-"""Number of a tenant's latest requests that count; requests without drafts do not."""
+"""Number of a tenant's latest requests over which acceptance is computed; requests without drafts do not count."""
 MOST_TENANTS = 1_000
-"""Maximum number of tenants to remember; the least recently active one is forgotten."""
+"""Maximum number of tenants to remember. Beyond it, the least recently active tenant is forgotten."""
 
 
 class Histogram:
@@ -46,15 +46,15 @@ class EngineTotals:
     """Counts and times of an engine since it was created."""
 
     times: PhaseTimes = field(default_factory=PhaseTimes)
-    """Time of its steps, by phase."""
+    """Duration of all steps, by phase."""
     num_passes: int = 0
-    """Forward passes over drafts."""
+    """Number of forward passes over drafts."""
     num_rows: int = 0
-    """Rows in these passes."""
+    """Number of rows, summed over the forward passes."""
     num_nodes: int = 0
-    """Nodes in these passes: roots and drafted nodes, without padding."""
+    """Number of nodes, summed over the forward passes: roots and drafted nodes, without padding."""
     num_drafts: int = 0
-    """Drafts verified in these passes; empty drafts do not count."""
+    """Number of verified drafts; empty drafts do not count."""
     num_prompt_tokens: int = 0
     """Prompt tokens of admitted sequences."""
     num_from_prefix_cache: int = 0
@@ -62,25 +62,25 @@ class EngineTotals:
     num_tokens: int = 0
     """Tokens emitted."""
     num_steps_without_drafter: int = 0
-    """Steps, counted per sequence, without a draft because the drafter did not answer."""
+    """Steps, counted per sequence, without a draft because the drafter did not answer or opened no session."""
     num_ended: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "error": 0})
-    """Ended sequences, by reason."""
+    """Number of ended sequences, by finish reason."""
     num_reductions: dict[str, int] = field(default_factory=dict)
-    """Reductions because memory was short, by reduced quantity."""
+    """Number of reductions because memory was short, by reduced quantity."""
     num_reductions_in_force: int = 0
-    """Reductions that are not undone yet."""
+    """Number of reductions that are not undone yet."""
     num_cancelled: int = 0
-    """Sequences that their callers cancelled."""
+    """Number of sequences that their callers cancelled."""
     drafted_by_depth: list[int] = field(default_factory=list)
-    """Nodes verified at depth 1, 2, ..."""
+    """Number of verified nodes at depth 1, 2, ..."""
     accepted_by_depth: list[int] = field(default_factory=list)
-    """Nodes accepted at depth 1, 2, ..."""
+    """Number of accepted nodes at depth 1, 2, ..."""
     accepted_by_source: dict[DraftSourceName, int] = field(default_factory=lambda: {"ngrams": 0, "model": 0, "both": 0})
-    """Accepted nodes by source; only the drafter with a draft model names sources."""
+    """Number of accepted nodes by source; only drafters with a draft model name sources."""
     draft_times: Histogram = field(default_factory=lambda: Histogram(_DRAFT_BOUNDS_S))
-    """Seconds to get the drafts of a step."""
+    """Seconds per step spent on getting drafts."""
     pass_times: Histogram = field(default_factory=lambda: Histogram(_STEP_BOUNDS_S))
-    """Seconds of passes over drafts."""
+    """Seconds per forward pass over drafts."""
     queue_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
     """Seconds that sequences waited for a row."""
     first_token_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
@@ -94,7 +94,7 @@ class EngineTotals:
         """Count a pass over drafts.
 
         Args:
-            seconds: its duration.
+            seconds: duration of the pass.
             num_rows: number of sequences.
             num_nodes: nodes of all sequences, including roots.
         """
@@ -115,8 +115,8 @@ class _Requests:
 class RollingAcceptance:
     """Accepted share of the tried positions, over each tenant's latest requests.
 
-    A position is tried if a token was drafted for it. Records compare a request with this share to
-    decide whether its drafts failed.
+    A position is tried if a drafted token was verified there. Records compare a request's own share with this share to
+    decide whether the request's drafts failed.
     """
 
     def __init__(self, window: int = WINDOW, most_tenants: int = MOST_TENANTS) -> None:
@@ -130,12 +130,15 @@ class RollingAcceptance:
         self._tenants: OrderedDict[str, _Requests] = OrderedDict()
 
     def of(self, tenant: str) -> float | None:
-        """Return the share; None before the tenant's first request with drafts."""
+        """Return the tenant's accepted share; None before the tenant's first request with drafts."""
         requests = self._tenants.get(tenant)
         return None if requests is None else requests.num_accepted / requests.num_tried
 
     def add(self, tenant: str, num_tried: int, num_accepted: int) -> float | None:
-        """Count an ended request, and return the share; a request without tried positions does not change it."""
+        """Count an ended request and return the tenant's accepted share.
+
+        A request without tried positions does not change the share.
+        """
         if not num_tried:
             return self.of(tenant)
         requests = self._tenants.setdefault(tenant, _Requests())

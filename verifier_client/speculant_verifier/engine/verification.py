@@ -39,14 +39,14 @@ class Verification:
         totals: EngineTotals,
         records: Records | None,
     ) -> None:
-        """Take the model, its caches, the controller that learns from verified drafts, and the recorder, if any."""
+        """Use a model and its caches; ``controller`` learns from verified drafts."""
         self._target, self._cache, self._controller, self._totals = target, cache, controller, totals
         self._row_width = target_row_width(draft)
         self._records = records
         self._logits_cache = logits_cache
 
     def emit_cached(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
-        """Emit what needs no forward pass, until none of the sequences' prefixes is known."""
+        """Emit the tokens that need no forward pass, until no sequence's logits are in the cache."""
         outputs: list[StepOutput] = []
         for sequence in sequences:
             while (logits := self._logits_cache.logits(sequence)) is not None:
@@ -155,7 +155,7 @@ class Verification:
         return _Outcome(verdict, StepOutput(sequence, token_ids, len(path), reason, logprobs))
 
     def _record_feedback(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], logits: Tensor) -> None:
-        """Note what the drafter is to learn of its drafts, by the indices that their nodes have in its message."""
+        """Store the target's top tokens as feedback for the drafter, by the node indices of its response."""
         if not self._row_width or not any(draft.draft_id for draft in drafts):
             return
         top = top_tokens(logits, self._row_width).cpu().numpy()
@@ -195,7 +195,7 @@ def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tup
     """Truncate tokens at the first end token, the end of the text or the limit.
 
     Returns:
-        The tokens to emit, and the finish reason; None if the sequence continues.
+        The tokens to emit, and the finish reason, which is None if the sequence continues.
     """
     most = sequence.longest - len(sequence.token_ids)
     kept = token_ids[:most]

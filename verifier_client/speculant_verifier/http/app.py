@@ -1,7 +1,7 @@
 """The ASGI application: its endpoints and its OpenAPI document.
 
-FastAPI validates request bodies and generates the document. Its pages at /docs are disabled, because browsers would
-have to load them from another site.
+FastAPI validates request bodies and generates the document. FastAPI's pages at /docs are disabled, because browsers
+would have to load their scripts from another site.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _ANTHROPIC = "/v1/messages"
 API = ("/v1/",)
 """Path prefixes under access control."""
 MAX_REQUESTS = 1_024
-"""Maximum number of requests at a time, over either API."""
+"""Maximum number of concurrent requests over HTTP, and likewise over gRPC."""
 MAX_BODY_BYTES = 4 << 20
-"""Longest body or message in bytes; the text of a context of 131,072 tokens takes about half a megabyte."""
+"""Maximum size of a body or message in bytes. The text of a context of 131,072 tokens takes about half a megabyte."""
 _ENDPOINTS = (
     "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/models",
     "/v1/responses",
@@ -65,7 +65,7 @@ _CORS_EXPOSED = (REQUEST_ID_KEY, "retry-after", "www-authenticate")
 """Response headers that web pages may read."""
 _RETRY_AFTER_S = "1"
 _PAUSE_S = 3.0
-"""A stream that is idle for this many seconds gets a comment, so that no proxy closes it."""
+"""Seconds after which an idle stream gets a comment, so that no proxy closes the stream."""
 _COMMENT = b": nothing yet\n\n"
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
@@ -93,7 +93,7 @@ def create_app(
         decoder: the decoder; the caller closes it after the server.
         config: model name and limits.
         read_policy: returns the access policy; called for every request.
-        defaults: settings that a request does not set.
+        defaults: values for settings that a request leaves out.
         load: counts and limits the sequences of HTTP and gRPC requests.
         read_problem: returns why the server can't serve; None if it can. Called in the event loop.
         render_metrics: returns metrics as text for Prometheus. Called in the event loop.
@@ -233,7 +233,7 @@ def is_anthropic(scope: Scope) -> bool:
 
 
 def with_key(scope: Scope) -> Scope:
-    """Return the request with its key in ``authorization``; Anthropic's clients send it in ``x-api-key``."""
+    """Return the request with its key in ``authorization``; Anthropic's clients send the key in ``x-api-key``."""
     headers = dict(scope["headers"])
     if b"authorization" in headers or not (key := headers.get(b"x-api-key")):
         return scope
@@ -280,21 +280,22 @@ class ErrorResponse(Response):
 class GenerationResponse(Response):
     """Sends an answer as a whole or as a stream, and stops when the client disconnects.
 
-    It replaces FastAPI's streaming response for two reasons. It sends the status only after admission, so a refused
-    request gets an error status and not a broken stream. It watches the connection even while no stream is sent, so
-    a client that disconnects frees its row within a step. A slow client delays no other: its events are queued in
-    memory, at most one answer per request.
+    This class replaces FastAPI's streaming response for two reasons. First, it sends the status only after admission,
+    so a refused request gets an error status instead of a broken stream. Second, it watches the connection even while
+    it sends nothing, so a request's row is freed within a step after its client disconnects. A slow client delays no
+    other client, because its events are queued in memory, at most one answer per request.
     """
 
     def __init__(
         self, events: AsyncGenerator[StepEvent | None, None], builder: AnswerBuilder, *, is_stream: bool
     ) -> None:
-        """Make a response; decoding starts when it is sent.
+        """Make a response; decoding starts when the response is sent.
 
         Args:
-            events: the decoder's events; reading them starts decoding. None on admission, and after an idle period.
+            events: the decoder's events; reading them starts decoding. An event is None on admission and after an idle
+                period.
             builder: builds the answer from the events.
-            is_stream: whether to send each event at once.
+            is_stream: whether to send each event immediately.
         """
         super().__init__()
         self._events, self._builder, self._is_stream = events, builder, is_stream

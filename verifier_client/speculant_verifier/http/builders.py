@@ -27,13 +27,13 @@ class ServedModel:
     """The served model and its metadata for answers."""
 
     id: str
-    """Its name for clients."""
+    """Name of the model for clients."""
     target: TargetModel
     """The model."""
     texts: TokenTexts
-    """Text of its tokens."""
+    """Texts of the model's tokens."""
     chat_format: ChatFormat | None
-    """Its chat format; None if answers are plain text."""
+    """Chat format of the model; None if answers are plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class RequestContext:
     config: GenerationConfig
     """Settings for all prompts."""
     session: SessionOptions | None = None
-    """Options of its session with the drafter."""
+    """Options of the request's session with the drafter."""
     with_usage: bool = False
     """Whether a stream ends with token counts."""
     tool_names: frozenset[str] | None = None
     """Names of the tools that the model may call; None if there are none."""
     custom: frozenset[str] = frozenset()
-    """Names of tools that take text."""
+    """Names of the custom tools, which take text."""
     predicted: tuple[TokenId, ...] = ()
     """Tokens of the request's prediction."""
     shared_length: int = 0
@@ -98,7 +98,7 @@ class _Choice:
 
     @property
     def reason(self) -> str:
-        """The finish reason; a choice that failed is answered by an error instead."""
+        """Finish reason of an ended choice. A failed choice has none, because the client gets an error instead."""
         assert self.result is not None
         reason = self.result.finish_reason
         if not self.calls or reason != "stop" or self.splitter is None:
@@ -131,7 +131,7 @@ class AnswerBuilder(ABC):
 
     @abstractmethod
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Take an event; yield its chunks, and the closing chunk after the last choice has ended."""
+        """Yield the chunks for an event, and the closing chunk after the last choice has ended."""
 
     @abstractmethod
     def whole(self) -> Fields:
@@ -142,11 +142,11 @@ class AnswerBuilder(ABC):
         return b"".join(map(self.frame, self.opening()))
 
     def sent(self, event: StepEvent) -> bytes:
-        """Take an event; return its chunks, encoded."""
+        """Return the encoded chunks for an event."""
         return b"".join(map(self.frame, self.chunks(event)))
 
     def take(self, event: StepEvent) -> None:
-        """Take an event of an answer that is not streamed."""
+        """Record an event of an answer that is not streamed."""
         for _ in self.chunks(event):
             pass
 
@@ -155,7 +155,7 @@ class AnswerBuilder(ABC):
         return b"data: %b\n\n" % to_json(fields)
 
     def failure(self, error: SpeculantError) -> bytes:
-        """Encode an error for a stream that has begun; the stream's ending follows it."""
+        """Encode an error for a stream that has begun; :attr:`ending` follows the error."""
         return self.frame(openai_fields(error))
 
     def _read(self, event: StepEvent) -> tuple[int, _Choice, list[AnswerPiece]]:
@@ -189,7 +189,7 @@ class ChatBuilder(AnswerBuilder):
             yield self._object(self.chunk_kind, [begun | {"finish_reason": None}]) | usage
 
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Take an event; yield its chunks, and the closing chunk after the last choice has ended."""
+        """Yield the chunks for an event, and the closing chunk after the last choice has ended."""
         index, choice, pieces = self._read(event)
         for fields, reason in self._additions(event, choice, pieces):
             chunk = self._object(self.chunk_kind, [{"index": index, **fields, "finish_reason": reason}])
@@ -254,7 +254,7 @@ class CompletionBuilder(ChatBuilder):
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def opening(self) -> Iterator[Fields]:
-        """Yield nothing: a text has no role."""
+        """Yield nothing, because a text has no role."""
         return iter(())
 
     def _additions(
@@ -291,7 +291,10 @@ def _is_whole(call: Fields) -> bool:
 
 
 def usage_of(context: RequestContext, results: Sequence[GenerationResult]) -> Fields:
-    """Return token counts: each prompt once, and all samples; ``results`` are ordered by prompt."""
+    """Return token counts; each prompt is counted once, and every sample is counted.
+
+    The ``results`` must be ordered by prompt.
+    """
     prompt, completion = sum(map(len, context.prompts)), sum(len(result.token_ids) for result in results)
     count = context.config.n
     cached = sum(

@@ -1,4 +1,4 @@
-"""Extracts the input text of calls of custom tools, which a model may have written as JSON."""
+"""Extracts the input text from calls of custom tools; the model may have written the input as JSON."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from speculant_verifier.conversation.tool_calls import Piece, PieceKind
 from speculant_verifier.http.tools import INPUT
 
 AnswerPiece = tuple[PieceKind | Literal["custom", "input"], str]
-"""A kind and a text. "custom" is the name of a custom tool, which begins a call; "input" is its input."""
+"""Kind and text of a piece. The text of a "custom" piece is the name of a custom tool, and begins a call. The text of
+an "input" piece is input of that call."""
 
 
 class CustomCalls:
-    """Finds calls of custom tools among a splitter's calls. The result does not depend on the pieces' boundaries.
+    """Finds calls of custom tools among a splitter's calls; the boundaries of the pieces do not matter.
 
-    The model's text is the input, unless it is a JSON object whose only field is the input. Such an input is returned
-    when the call ends.
+    The model's text is the input, unless it is a JSON object whose only field is the input. From such an object, the
+    input is extracted when the call ends.
     """
 
     def __init__(self, names: Collection[str]) -> None:

@@ -1,6 +1,6 @@
 """Errors in the formats of OpenAI's and Anthropic's APIs.
 
-Each message is one line that ends with a fix. Texts of Python's or a library's exceptions appear only in the log.
+Each message is one line that ends with a fix. Messages of exceptions from Python or a library appear only in the log.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EXPECTED = {
     "tool_choice": "give 'none', 'auto', 'required', or one of the tools by its type and name",
     "background": "only false is served; leave it out",
 }
-"""Advice for fields that accept several types; pydantic's message for each type would confuse."""
+"""Advice for fields that accept several types, because pydantic's separate message for each type would be confusing."""
 _BRANCH = re.compile(r"(str|bool|int|(constrained-)?(str|int)|(dict|list)\[.*)$")
 """Pydantic's names of the types in a union."""
 _OBJECTS = ("content", "output", "summary", "tool_choice")
@@ -47,7 +47,7 @@ _SHAPE = re.compile(rf"((list|literal)\[.*|str|{ChosenTool.__name__})$")
 """Pydantic's names of the types of these fields."""
 MISSING = "is missing, or null"
 _OF_LIBRARY = {"end_token_ids": "stop_token_ids", "ignore_end_tokens": "ignore_eos"}
-"""Maps library settings to their field names in requests, where these differ."""
+"""Maps the library's settings to their field names in requests, where the two names differ."""
 _FIELDS = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
 
 
@@ -65,7 +65,7 @@ def anthropic_fields(error: SpeculantError) -> Fields:
 
 
 def error_of(error: Exception) -> SpeculantError:
-    """Return the client's error for any exception in the server."""
+    """Return the error that the client gets for an exception in the server."""
     match error:
         case RequestValidationError():
             return of_validation(error.errors())
@@ -101,10 +101,13 @@ def no_such_model(model_id: str) -> ApiError:
 
 
 def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
-    """Return one error for all problems that pydantic found; unsupported fields come first, several in one message.
+    """Return one error for all problems that pydantic found.
+
+    If there are unsupported fields, the error reports up to eight of them in one message. Otherwise it reports the
+    first problem.
 
     Args:
-        problems: pydantic's errors; each location begins with a word for the whole, such as "body".
+        problems: pydantic's errors; each location begins with the name of the whole, such as "body".
     """
     problems = _of_given_shapes([_plain(problem) for problem in problems])
     paths = [[printable(part) for part in problem["loc"]] for problem in problems]
@@ -176,7 +179,7 @@ def unsupported(param: str, fix: str, others: Sequence[str] = (), reason: str = 
 
 
 def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a problem whose location is the field's path, without the word for the whole."""
+    """Return a problem whose location is the field's path, without the name of the whole."""
     loc, kind = tuple(map(str, problem["loc"][1:])), problem["type"]
     if kind == INCOMPLETE:
         loc, kind = (*loc, problem["ctx"]["name"]), "missing"
@@ -214,5 +217,5 @@ def _of_framework(error: HTTPException) -> ApiError:
 
 
 def printable(name: str) -> str:
-    """Return a client's name, shortened and without control characters."""
+    """Return a name from a client's request, shortened and without control characters."""
     return "".join(character if character.isprintable() else "?" for character in name[:64])

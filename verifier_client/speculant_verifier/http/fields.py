@@ -1,4 +1,4 @@
-"""Unsupported request fields: harmless ones are ignored, others are refused by name.
+"""Ignores the harmless unsupported fields of a request, and refuses the other unsupported fields by name.
 
 A field is harmless if it does not change the answer, such as ``store`` or ``metadata``. As in other servers of this
 API, unknown fields are ignored, too, unless they look like a misspelt known name.
@@ -24,7 +24,7 @@ _MAX_NAMED = 32
 _MAX_COMPARED = 64
 _LONGEST_COMPARED = 40
 _RESEMBLANCE = 0.86
-"""Least ratio of difflib for a misspelt name: 'max_token' and 'temprature' reach it."""
+"""Smallest difflib ratio at which a name counts as misspelt; 'max_token' and 'temprature' reach this ratio."""
 
 _OF_ANSWERS = frozenset(
     {
@@ -51,11 +51,11 @@ _OF_OTHERS = frozenset(
 )
 """Fields of OpenAI's API and of other servers that no endpoint supports."""
 INCOMPLETE = "incomplete"
-"""Type of the error of :func:`require_fields`."""
+"""Type of the error that :func:`require_fields` raises."""
 NO_SHAPE = "no_shape"
 """Type of an error whose message says which value to send."""
 REFUSED = _OF_ANSWERS | _OF_OTHERS
-"""Top-level fields that change the answer; an endpoint that does not support one refuses it."""
+"""Top-level fields that change the answer. An endpoint refuses such a field if it does not support it."""
 
 _ignored: ContextVar[list[str] | None] = ContextVar("ignored", default=None)
 
@@ -122,7 +122,7 @@ def require_fields(schema: Schema, names: Iterable[str]) -> None:
         names: the required fields.
 
     Raises:
-        PydanticCustomError: the object lacks a field; the context has its ``name``.
+        PydanticCustomError: the object lacks a field; the error's context has the field's ``name``.
     """
     for name in names:
         if getattr(schema, name) is None:
@@ -133,7 +133,7 @@ def text_or_list(listed: Callable[[str], list[Any]]) -> Callable[[object], objec
     """Return a validator that replaces a text by a list, before a field is parsed as a list.
 
     Args:
-        listed: returns the list for a text.
+        listed: converts a text to a list.
     """
 
     def read(value: object) -> object:

@@ -40,7 +40,7 @@ from speculant_verifier.structured.json_schema import prepared
 from speculant_verifier.suitability import require_request
 
 _MAX_DRAWN_SEED = 1 << 53
-"""Drawn seeds are returned to clients, some of which read all numbers as doubles."""
+"""Upper bound of drawn seeds. Clients get these seeds back, and some clients read all numbers as doubles."""
 
 _SAME_NAMES = (
     "max_tokens", "n", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -52,12 +52,12 @@ _CONVERTED: dict[str, Callable[[Any], object]] = {
     "logit_bias": lambda biases: {int(token): bias for token, bias in biases.items()},
     "prediction": lambda prediction: prediction.text,
 }
-"""Fields with the same name as a setting, and the conversion of their values."""
+"""Conversions of values, for fields that have the name of a setting."""
 _OF_DRAFTER = {"tenant", "graph", "graphs", "learn"}
 _EFFORTS = {name: name for name in ("low", "medium", "high")} | {
     "none": "low", "minimal": "low", "xhigh": "high", "max": "high"
 }  # fmt: skip
-"""Template effort for each effort that a request may name."""
+"""The chat template's reasoning effort for each effort that a request may name."""
 _TAKEN = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 """Parameters of ``apply_chat_template``, which can't be template variables."""
 
@@ -69,12 +69,12 @@ class RequestMapping:
     """Prepares requests for the decoder, each in a thread, so that a long prompt delays no other request."""
 
     def __init__(self, decoder: SpeculativeDecoder, load: Load, defaults: GenerationConfig, model_id: str) -> None:
-        """Take the decoder, the limits and the defaults.
+        """Set up the mapping.
 
         Args:
             decoder: the decoder, with its model.
             load: the limits.
-            defaults: settings that a request does not set.
+            defaults: values for settings that a request leaves out.
             model_id: the model's name for clients.
         """
         self._decoder, self._load, self._defaults, self._model_id = decoder, load, defaults, model_id
@@ -143,7 +143,7 @@ class RequestMapping:
     def _shared_length(
         self, tenant: str, prompt: list[TokenId], messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> int:
-        """Return how many of a prompt's tokens are instructions and tools; 0 if the prefix cache does not use it."""
+        """Return how many prompt tokens are instructions and tools; 0 if the prefix cache does not use this number."""
         if not self._decoder.engine.prefixes.takes_stops:
             return 0
         head = list(takewhile(lambda message: message["role"] in ("system", "developer"), messages))
@@ -157,12 +157,12 @@ class RequestMapping:
         return self._shared_lengths.get(key, 0)
 
     def _is_unlimited(self, request: ChatRequest) -> bool:
-        """Tell whether no limit was set: the request has none, and the server has the default."""
+        """Tell whether the request sets no limit on new tokens, and the server has only the default limit."""
         is_given = request.max_tokens is not None or request.max_completion_tokens is not None
         return not is_given and self._defaults.max_tokens == GenerationConfig.model_fields["max_tokens"].default
 
     def leaves_space(self, context: RequestContext) -> bool:
-        """Tell whether a prompt leaves enough space for the answer: all that it may need, or 1/8 of the context."""
+        """Tell whether a prompt leaves space for the longest answer, or at least for 1/8 of the context."""
         longest = self._decoder.target.max_length
         return max(map(len, context.prompts)) + min(context.config.max_tokens, longest // 8) <= longest
 
@@ -170,7 +170,7 @@ class RequestMapping:
         """Return the variables of the chat template that a request sets.
 
         Raises:
-            ApiError: the template does not take one of them.
+            ApiError: the template does not accept one of the variables.
         """
         options = dict(request.chat_template_kwargs or {})
         if taken := sorted(options.keys() & _TAKEN):
@@ -202,7 +202,7 @@ class RequestMapping:
         return await asyncio.to_thread(self._context, given, config, session, request, "response_format")
 
     def session(self, options: SpeculantOptions | None, principal: Principal) -> SessionOptions | None:
-        """Return the options of a request's session; None for the server's.
+        """Return the options of a request's session; None for the server's options.
 
         Raises:
             AccessError: the client may not use the tenant or graph.
@@ -286,7 +286,7 @@ def _asked_tokens(request: ChatRequest | CompletionRequest) -> tuple[str, int | 
 
 
 def _template_refusal(error: GenerationError) -> ApiError:
-    """Return the error of a chat template: its own message if it raised one, else a general one."""
+    """Return a chat template's error, with the template's own message if it raised one."""
     cause = error.__cause__
     if cause is None or (isinstance(cause, TemplateError) and not isinstance(cause, UndefinedError)):
         return error.as_class(partial(ApiError, "wrong_request"), "messages")
@@ -301,8 +301,8 @@ def generation_config(
 
     Args:
         request: the request.
-        defaults: settings that the request does not set, except ``n``, ``seed`` and ``logprobs``.
-        target: the model, for its end tokens.
+        defaults: values for settings that the request leaves out, except ``n``, ``seed`` and ``logprobs``.
+        target: the model, which has the end tokens.
 
     Raises:
         ApiError: two fields contradict each other.

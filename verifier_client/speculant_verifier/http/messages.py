@@ -20,13 +20,13 @@ from speculant_verifier.http.token_texts import Fields
 
 _EFFORTS = {"xhigh": "high", "max": "high"}
 _BILLING = "x-anthropic-billing-header:"
-"""First text of a block that Claude Code sends only for Anthropic, different in every request."""
+"""Start of a block that Claude Code sends only for Anthropic, and whose text differs in every request."""
 _NAMES = {
     "parameters": "input_schema",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
-"""Names in this API of a chat request's fields."""
+"""Maps fields of a chat request to their names in this API."""
 _BLOCKS: TypeAdapter[list[Block]] = TypeAdapter(Blocks)
 
 
@@ -39,7 +39,7 @@ async def map_messages(
         mapping: prepares chat requests.
         request: the request.
         principal: the client.
-        takes_effort: whether the chat template takes a reasoning effort.
+        takes_effort: whether the chat template accepts a reasoning effort.
 
     Raises:
         ApiError: a field is wrong or not allowed.
@@ -60,7 +60,7 @@ async def count_tokens(mapping: RequestMapping, request: TokenCountRequest, *, t
 
 @contextmanager
 def _own_names() -> Iterator[None]:
-    """Rename the fields in errors of chat requests to this API's names."""
+    """Replace the field names of chat requests in errors by this API's names."""
     try:
         yield
     except Exception as error:
@@ -74,11 +74,11 @@ def _own_name(field: str) -> str:
 
 
 def as_chat(request: TokenCountRequest, *, takes_effort: bool) -> ChatRequest:
-    """Return the chat request for a request of this API.
+    """Convert a request of this API to a chat request.
 
     Args:
         request: the request.
-        takes_effort: whether the chat template takes a reasoning effort.
+        takes_effort: whether the chat template accepts a reasoning effort.
 
     Raises:
         ApiError: a field is wrong.
@@ -108,7 +108,7 @@ def _within(error: ValidationError, *path: str) -> ApiError:
 
 
 def shows_reasoning(request: TokenCountRequest) -> bool:
-    """Tell whether an answer has thinking blocks: only clients that ask for them expect any."""
+    """Tell whether an answer has thinking blocks; only clients that ask for thinking blocks expect them."""
     return request.thinking is not None and request.thinking.type != "disabled"
 
 

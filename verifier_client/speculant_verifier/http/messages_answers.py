@@ -18,7 +18,7 @@ _BLOCKS: dict[str, tuple[Fields, str, str]] = {
 }
 """For each kind of piece: the empty block, the type of its deltas, and the name of their text field."""
 _SIGNATURE = "unsigned"
-"""Placeholder signature of thinking blocks; clients send back only blocks with a signature."""
+"""Placeholder signature of thinking blocks, needed because clients send back only blocks with a signature."""
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
@@ -38,7 +38,7 @@ class MessagesBuilder(AnswerBuilder):
         super().__init__(context, model)
         self._shows_reasoning = shows_reasoning
         self._blocks: list[Fields] = []
-        self._kind = ""  # of the open block
+        self._kind = ""  # kind of the open block
         self._text = ""
 
     def frame(self, fields: Fields) -> bytes:
@@ -55,7 +55,7 @@ class MessagesBuilder(AnswerBuilder):
         yield {"type": "message_start", "message": self._message([], None, None, usage)}
 
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Take a decoder event; yield the stream's events for it."""
+        """Yield the stream's events for a decoder event."""
         _, choice, pieces = self._read(event)
         for kind, text in pieces:
             choice.take(kind, text)
@@ -77,7 +77,7 @@ class MessagesBuilder(AnswerBuilder):
         yield {"type": "message_stop"}
 
     def whole(self) -> Fields:
-        """Return the answer; it must have ended."""
+        """Return the answer, which must be finished."""
         [result] = self._results
         reason, stop = self._reason(self._choices[0].reason, result)
         message = self._message(self._blocks, reason, stop, _usage(result))
@@ -139,7 +139,7 @@ def _call_id(identifier: str) -> str:
 
 
 def _input_of(arguments: str) -> Fields:
-    """Return the arguments of a call as an object; text that is no JSON object becomes its field ``arguments``."""
+    """Return a call's arguments as an object; text that is no JSON object becomes the field ``arguments``."""
     try:
         found = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

@@ -19,7 +19,7 @@ class Block(Schema):
     """A block of a message: text, thinking, a tool call, a tool result, or any other type."""
 
     type: Annotated[str, Field(min_length=1)]
-    """The type; a block of an unsupported type is reduced to its title and text, if it has any."""
+    """Type of the block; a block of an unsupported type is reduced to its title and text, if it has any."""
     text: str | None = None
     """Text of a text block."""
     thinking: str | None = None
@@ -31,11 +31,11 @@ class Block(Schema):
     input: dict[str, Any] | None = None
     """Arguments of a call."""
     tool_use_id: Name | None = None
-    """Id of the call that a result belongs to."""
+    """For a tool result: id of the call that it belongs to."""
     is_error: bool | None = None
-    """Whether the tool failed, in a result."""
+    """For a tool result: whether the tool failed."""
     content: Any = None
-    """Content of a result: text, or blocks."""
+    """For a tool result: its content, as text or blocks."""
     source: dict[str, Any] | str | None = None
     """Source of an image, a document or a search result."""
     title: str | None = None
@@ -74,11 +74,11 @@ class AnthropicTool(Schema):
     type: str | None = None
     """'custom', or absent."""
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")] | None = None
-    """Letters, digits, '_', '-' and '.'."""
+    """Name of the tool: letters, digits, '_', '-' and '.'."""
     description: str | None = None
     """Description for the model."""
     input_schema: dict[str, Any] | None = None
-    """JSON schema of its arguments, an object."""
+    """JSON schema of the object with the tool's arguments."""
 
 
 class ToolChoice(Schema):
@@ -94,11 +94,12 @@ class ToolChoice(Schema):
         return values
 
     type: Literal["auto", "any", "tool", "none"]
-    """Whether the model may call a tool ('auto'), must call any or the named one, or must not."""
+    """Whether the model may call a tool ('auto'), must call any tool ('any') or the named tool ('tool'), or must not
+    call a tool ('none')."""
     name: Name | None = None
     """Name of the tool, for type 'tool'."""
     disable_parallel_tool_use: bool | None = None
-    """Whether an answer that must call a tool makes only one call."""
+    """Whether an answer that must call a tool may make only one call."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -110,7 +111,7 @@ class Thinking(Schema):
     """Whether reasoning is returned."""
 
     type: Annotated[str, Field(min_length=1)]
-    """With 'disabled', reasoning is not returned, and the reasoning effort is 'low' unless it is set."""
+    """With 'disabled', reasoning is not returned, and the reasoning effort is 'low' unless the request sets another."""
 
 
 class OutputFormat(Schema):
@@ -163,12 +164,12 @@ class MessagesRequest(SpeculantRequest, TokenCountRequest):
     max_tokens: NumTokens
     """Maximum number of new tokens, reasoning included."""
     stream: bool | None = None
-    """Stream the answer as server-sent events."""
+    """Whether to stream the answer as server-sent events."""
     stop_sequences: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
-    """End before any of these texts."""
+    """Stop texts; the answer ends before the first of them."""
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    """0 takes the most probable token."""
+    """Sampling temperature; 0 always takes the most probable token."""
     top_p: TopP | None = None
-    """Keep the most probable tokens with this total probability; 0 keeps the most probable one."""
+    """Sample only from the most probable tokens with this total probability; 0 keeps only the most probable token."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Keep the k most probable tokens; 0 keeps all."""
+    """Number of most probable tokens to sample from; 0 keeps all tokens."""

@@ -1,4 +1,4 @@
-"""Maps requests of OpenAI's Responses API to chat requests, and builds its answers and events."""
+"""Maps requests of OpenAI's Responses API to chat requests, and builds the API's answers and events."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Conversation:
     """Data for building a response, in addition to the decoder's input."""
 
     keep: Keep
-    """Called when the response is finished."""
+    """Function that is called with the finished response."""
     seal: Callable[[str], str] | None
     """Seals reasoning; None if the client does not ask for sealed reasoning."""
     origins: Mapping[str, ToolOrigin]
@@ -125,8 +125,8 @@ class ResponsesBuilder(AnswerBuilder):
         Args:
             context: the prepared request.
             model: the model.
-            request: the request; the answer repeats some fields.
-            conversation: other data of the request.
+            request: the request, of which the answer repeats some fields.
+            conversation: further data for building the response.
         """
         super().__init__(context, model)
         self._keep = conversation.keep
@@ -203,7 +203,7 @@ class ResponsesBuilder(AnswerBuilder):
         return fields
 
     def _tokens(self, result: GenerationResult) -> Fields:
-        """Return token counts; reasoning tokens are counted by encoding their text."""
+        """Return token counts; the reasoning's tokens are counted by encoding its text."""
         parts = (part for item in self._output.items if item["type"] == "reasoning" for part in item["content"])
         reasoning = "".join(part["text"] for part in parts)
         num_read, num_written = len(result.prompt_token_ids), len(result.token_ids)
@@ -222,7 +222,7 @@ def _status_of(result: GenerationResult) -> str:
 
 
 def _repeated(request: ResponsesRequest) -> Fields:
-    """Return the request's fields that the answer repeats, with defaults for absent ones."""
+    """Return the request's fields that the answer repeats, with defaults for absent fields."""
     text = {} if request.text is None else request.text.model_dump(exclude_none=True, by_alias=True)
     choice = request.tool_choice
     return {

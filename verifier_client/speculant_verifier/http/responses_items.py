@@ -1,4 +1,4 @@
-"""Converts requests of the Responses API to chat requests: items to messages, and tools to flat names."""
+"""Converts requests of the Responses API to chat requests: items become messages, and tools get flat names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NAMES = {
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
-"""Names in the Responses API of a chat request's fields."""
+"""Maps fields of a chat request to their names in the Responses API."""
 _FLAT = re.compile(r"\.(function|custom|allowed_tools)\.(?=parameters|name|tools)")
 """Objects of a chat request whose fields are one level higher in the Responses API."""
 _TOLD_FIRST = ("system", "developer")
@@ -41,16 +41,16 @@ _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 @dataclass(frozen=True, slots=True)
 class ToolOrigin:
-    """Origin of a tool in the prompt."""
+    """Name and namespace with which the client's request defines a tool."""
 
     name: str
-    """Its name in the client's tools."""
+    """Name of the tool in the client's request."""
     namespace: str | None = None
-    """Its namespace; None if it has none."""
+    """Namespace of the tool; None if it has none."""
 
 
 def tools_of(request: ResponsesRequest) -> tuple[list[Fields], dict[str, ToolOrigin]]:
-    """Return a request's tools in the format of chats, and each tool's origin by its name there."""
+    """Return a request's tools in the format of chats, and the origins of the tools by their names in this format."""
     tools: list[Fields] = []
     origins: dict[str, ToolOrigin] = {}
     for tool in request.tools or ():
@@ -80,18 +80,18 @@ def resolved(
 ) -> list[Item]:
     """Return a conversation's items, with references resolved and sealed reasoning opened.
 
-    The conversation continues without references to unknown items, without reasoning that another server sealed, and
-    without outputs of other servers' tools that have no call.
+    References to unknown items are left out, and so are outputs of other servers' tools without a call. Sealed
+    reasoning from another server is not opened.
 
     Args:
         items: the request's items.
-        store: has the items of earlier responses.
+        store: contains the items of earlier responses.
         seal: opens sealed reasoning.
         tenant: the conversation's tenant.
-        before: the conversation's earlier items.
+        before: earlier items of the conversation.
 
     Raises:
-        ApiError: an output of a function has no call.
+        ApiError: the output of a function has no call.
     """
     found = list(before)
     known = {item.id for item in before if item.id is not None}
@@ -117,9 +117,9 @@ def resolved(
 
 
 def require_something_said(given: Sequence[Item], instructions: str | None, items: Sequence[Item]) -> None:
-    """Refuse items that leave the prompt empty, because the model would answer only its template.
+    """Refuse items that leave the prompt empty, because the model would then answer only its chat template.
 
-    An empty input is allowed: clients send it to warm up a server.
+    An empty input is allowed, because clients send it to warm up a server.
 
     Raises:
         ApiError: there are items, but neither they nor the instructions contain a text or a call.
@@ -137,7 +137,7 @@ def _says_something(item: Item) -> bool:
 
 
 def shortened(items: Sequence[Item], count: int) -> list[Item]:
-    """Return a conversation without its first ``count`` items, and without the outputs of calls among them."""
+    """Return a conversation without its first ``count`` items, and without the outputs of calls among these items."""
     rest = items[count:]
     called = {item.call_id for item in rest if item.type in _CALLS}
     lost = {item.call_id for item in items[:count] if item.type in _CALLS} - called
@@ -172,8 +172,8 @@ def own_name(field: str) -> str:
 def _messages(instructions: str | None, items: Sequence[Item]) -> list[Fields]:
     """Return the messages of a conversation.
 
-    Leading system and developer messages become one message. So do consecutive items of the assistant: reasoning, then
-    a text, then calls.
+    Leading system and developer messages become one message. Consecutive items of the assistant, in the order
+    reasoning, text, calls, also become one message.
     """
     messages: list[Fields] = [{"role": "system", "content": instructions}] if instructions else []
     for item in items:

@@ -1,4 +1,4 @@
-"""Builds the output items of a response, and the events of their progress."""
+"""Builds the output items of a response, and the events that report their progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speculant_verifier.http.token_texts import TokenTexts
 from speculant_verifier.results import StepEvent, TokenLogprobs
 
 Event = tuple[str, Fields]
-"""An event's type without "response.", and its fields."""
+"""Type of an event, without the prefix "response.", and the event's fields."""
 _KINDS = {
     "content": "message",
     "reasoning": "reasoning",
@@ -23,7 +23,7 @@ _KINDS = {
     "input": "custom_tool_call",
 }
 _TEXTS = {"function_call": "arguments", "custom_tool_call": "input"}
-"""For each type of call, the field for the model's text."""
+"""For each type of call, the name of the field for the model's text."""
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 _PARTS: dict[str, Fields] = {
     "message": {"type": "output_text", "annotations": [], "logprobs": []},
@@ -35,7 +35,7 @@ _NAMES = {
     "function_call": "function_call_arguments",
     "custom_tool_call": "custom_tool_call_input",
 }
-"""For each type of item, the name of its text's events."""
+"""For each type of item, the prefix of the events about its text."""
 
 
 class Output:
@@ -65,7 +65,7 @@ class Output:
 
         Args:
             pieces: new pieces.
-            logprobs: entries of the tokens of message text in these pieces.
+            logprobs: log-probability entries of the tokens that are message text in these pieces.
         """
         for kind, text in pieces:
             if kind in ("name", "custom"):

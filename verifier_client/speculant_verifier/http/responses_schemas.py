@@ -27,7 +27,8 @@ _ROLES = ("user", "assistant", "system", "developer")
 class Item(Schema):
     """One item of a conversation: a message, a call, its output, or reasoning.
 
-    Items of other types, which clients have from other servers, are converted to the nearest of these or left out.
+    Clients may also send items of other types, which come from other servers. Such an item is converted to the nearest
+    of these types, or left out.
     """
 
     type: Word = "message"
@@ -35,22 +36,22 @@ class Item(Schema):
     role: Literal["user", "assistant", "system", "developer"] | None = None
     """Role of a message's author."""
     content: Content | None = None
-    """Content of a message, or text of reasoning; the texts of parts are joined by line feeds. Reasoning is for models
-    whose chat template uses them."""
+    """Content of a message, or text of reasoning; the texts of parts are joined by line feeds. Reasoning is only for
+    models whose chat template uses it."""
     summary: Content | None = None
     """Summary of reasoning, used if there is no content."""
     encrypted_content: str | None = None
     """Reasoning that this server sealed; used instead of content and summary."""
     call_id: Name | None = None
-    """Id of a call; its output has the same one."""
+    """Id of a call; the output of the call has the same id."""
     name: Name | None = None
-    """Name of the called function; for an output of an unknown type, that type."""
+    """Name of the called function; for an output of an unknown type, the name of that type."""
     namespace: Name | None = None
     """Namespace of the called function."""
     arguments: str | None = None
     """Arguments of a call, as JSON text."""
     input: str | None = None
-    """Input of a call of a custom tool: text."""
+    """Input text of a call of a custom tool."""
     output: Content | None = None
     """Result of a call."""
     id: str | None = None
@@ -78,14 +79,14 @@ KNOWN_ITEMS = {
     "reasoning": (),
     "item_reference": ("id",),
 }
-"""Supported types of items, and the required fields of each."""
+"""Supported types of items, and the required fields of each type."""
 _MARKS = ("type", "id", "call_id", "status")
 
 
 def as_known_item(values: dict[str, Any]) -> dict[str, Any]:
     """Convert an item of another type to a call, an output or a message, if possible.
 
-    Otherwise return only its type; such an item is ignored.
+    Otherwise return only the item's type; such an item is ignored.
     """
     kind = values.get("type")
     if kind is None and values.get("role") is None and isinstance(values.get("id"), str):
@@ -114,7 +115,7 @@ def as_known_item(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """Return a tool's output as text, without images, whose data exceed any context."""
+    """Return a tool's output as text, without images, because their data would exceed any context."""
     if isinstance(value, dict):
         value = {name: each for name, each in value.items() if not (isinstance(each, str) and each[:5] == "data:")}
     try:
@@ -131,7 +132,7 @@ class TextFormat(Schema):
     """The form of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
-    """Any text, a JSON object, or JSON of a schema."""
+    """Whether the answer is any text, a JSON object, or JSON that matches a schema."""
     name: Word | None = None
     """For human readers."""
     description: str | None = None
@@ -139,7 +140,8 @@ class TextFormat(Schema):
     schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
     """The schema."""
     strict: bool | None = None
-    """Put whitespace where Python's json puts it, so that more tokens are forced. A schema is always enforced."""
+    """Whether to put whitespace where Python's json puts it, so that more tokens are forced. A schema is always
+    enforced."""
 
 
 class TextOptions(Schema):
@@ -167,19 +169,19 @@ class ResponsesRequest(AnyRequest):
     """A conversation to continue, as items."""
 
     input: Annotated[_Items, BeforeValidator(_AS_ITEMS, json_schema_input_type=str | _Items)]
-    """A user's text, or items from the first to the latest."""
+    """Text of the user, or the conversation's items from the first to the latest."""
     instructions: str | None = None
     """The system message, placed first."""
     previous_response_id: Name | None = None
-    """Id of an earlier response; its conversation precedes the input."""
+    """Id of an earlier response, whose conversation precedes the input."""
     store: bool = True
-    """Keep this response in memory, so that later ones can continue it."""
+    """Whether to keep this response in memory, so that later requests can continue it."""
     max_output_tokens: NumTokens | None = None
     """Maximum number of new tokens, reasoning included."""
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """Tools that the model may call."""
     tool_choice: ToolChoice | None = None
-    """Whether the model may, must or must not call a tool, or the tools that it may or must call."""
+    """Whether the model may, must or must not call a tool; an object names the tools that it may or must call."""
     parallel_tool_calls: bool = True
     """Whether an answer that must call a tool may make several calls."""
     text: TextOptions | None = None
@@ -189,11 +191,12 @@ class ResponsesRequest(AnyRequest):
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
     """Returned unchanged."""
     top_logprobs: NumTop | None = None
-    """Return the log-probability of every token of the text, and of this number of most probable tokens."""
+    """Number of most probable tokens per position whose log-probabilities are returned. The log-probabilities of the
+    answer's own text are also returned."""
     include: Annotated[list[str], AfterValidator(_known_of_include)] | None = None
-    """'reasoning.encrypted_content' and 'message.output_text.logprobs'; other values are ignored."""
+    """Additional output: 'reasoning.encrypted_content' or 'message.output_text.logprobs'; other values are ignored."""
     truncation: Literal["auto", "disabled"] | None = None
-    """With 'auto', the earliest items of a conversation that exceeds the context are left out."""
+    """With 'auto', the earliest items are left out of a conversation that exceeds the context."""
     background: Literal[False] = False
     """Only false."""
     chat_template_kwargs: TemplateOptions | None = None

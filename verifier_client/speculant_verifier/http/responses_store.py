@@ -1,4 +1,4 @@
-"""Stores responses in memory so that later ones can continue them, and seals reasoning for clients to keep."""
+"""Stores responses in memory, so that later requests can continue them, and signs reasoning that clients store."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class StoredResponse:
     """A finished response."""
 
     tenant: str
-    """Its tenant."""
+    """Tenant of the response."""
     items: tuple[Item, ...]
-    """Items of its conversation, with its output."""
+    """Items of the response's conversation, including its output."""
     answer: dict[str, Any]
-    """Its JSON object, as sent."""
+    """JSON object of the response, as sent to the client."""
     num_output: int
-    """Number of last items that are its output."""
+    """Number of items at the end that are the response's output."""
     size: int
-    """Size of its items as JSON, in characters."""
+    """Size of the items as JSON, in characters."""
 
 
 class ResponseStore:
-    """The latest conversations, in memory, each for its tenant only. Use it only in the event loop."""
+    """Keeps the latest conversations in memory, each for its tenant only. Use it only in the event loop."""
 
     def __init__(self, max_characters: int = _MAX_CHARACTERS) -> None:
         """Begin empty.
@@ -53,9 +53,9 @@ class ResponseStore:
         """Store a finished response.
 
         Args:
-            tenant: its tenant.
-            answer: its JSON object, as sent.
-            items: all items of its conversation before its output.
+            tenant: tenant of the response.
+            answer: JSON object of the response, as sent to the client.
+            items: all items of the conversation before the response's output.
         """
         output = [Item(**item) for item in answer["output"]]
         whole = (*items, *output)
@@ -70,7 +70,7 @@ class ResponseStore:
         """Return the items of a response's conversation.
 
         Raises:
-            ApiError: it is not stored for this tenant.
+            ApiError: the response is not stored for this tenant.
         """
         kept = self._kept.get(response_id)
         if kept is None or kept.tenant != tenant:
@@ -90,10 +90,10 @@ class ResponseStore:
         return next((item for item in kept.items[-kept.num_output :] if item.id == item_id), None)
 
     def response(self, principal: Principal, response_id: str) -> StoredResponse:
-        """Return a response of one of a client's tenants.
+        """Return a response that belongs to one of the client's tenants.
 
         Raises:
-            ApiError: it is not stored.
+            ApiError: the response is not stored.
         """
         kept = self._kept.get(response_id)
         if kept is None or not principal.owns_tenant(kept.tenant):
@@ -105,7 +105,7 @@ class ResponseStore:
         """Delete a response.
 
         Raises:
-            ApiError: it is not stored.
+            ApiError: the response is not stored.
         """
         self.response(principal, response_id)
         self._forget(response_id)
@@ -120,8 +120,8 @@ class ResponseStore:
 class Seal:
     """Signs reasoning, so that clients can store it and send it back but can't forge it.
 
-    Each process draws its key, so it rejects reasoning that another process sealed. The seal does not keep reasoning
-    secret: they are also returned as plain text.
+    Each process draws its own key, so it rejects reasoning that another process sealed. The seal does not keep
+    reasoning secret, because reasoning is also returned as plain text.
     """
 
     def __init__(self) -> None:

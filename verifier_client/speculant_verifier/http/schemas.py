@@ -45,21 +45,21 @@ _Bias = Annotated[float, Field(ge=-100, le=100)]
 _Biases = Annotated[dict[_TokenName, _Bias], BeforeValidator(_not_huge), Field(max_length=_MAX_BIASES)]
 _Tokens = Annotated[list[_Token], Field(min_length=1, fail_fast=True)]
 TopP = Annotated[float, Field(ge=0, le=1)]
-"""A probability mass; 0 means the most probable token alone."""
+"""Probability mass of top-p sampling; 0 keeps only the most probable token."""
 NumTop = Annotated[int, Field(ge=0, le=20)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""Templates know low, medium and high; the others are mapped to the nearest of these."""
+"""Chat templates know low, medium and high; every other effort is mapped to the nearest of these."""
 TemplateOptions = Annotated[dict[str, Any], Field(max_length=64)]
 """Variables of a chat template."""
 NumTokens = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 _NAMES_HERE = {"k": "node_budget"}
-"""Names in requests of draft settings, where they are not ``draft_`` plus the setting's name."""
+"""Maps draft settings to their names in requests, unless this name is ``draft_`` plus the setting's name."""
 
 
 def _placed(setting: str, options: Container[str], where: str = "") -> str:
-    """Return advice on how a request sets a draft setting, and with which strategies; empty if it can't."""
+    """Return advice on how a request sets a draft setting, and for which strategies; empty if requests can't set it."""
     option = _NAMES_HERE.get(setting, f"draft_{setting}")
     if option not in options:
         return ""
@@ -90,7 +90,7 @@ class SpeculantOptions(Schema):
     rule: RuleName | None = None
     """Verification rule; with 'follow' the text depends only on prompt, settings and seed."""
     speculation: Literal["auto", "on", "off"] | None = None
-    """When drafts are used."""
+    """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as allowed, and 'off' none."""
     node_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Maximum number of tokens drafted per step; at most the server's draft.k."""
     max_depth: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -98,15 +98,15 @@ class SpeculantOptions(Schema):
     draft_temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Temperature at which drafts are sampled, if the server's strategy is 'sampling'."""
     draft_n: Annotated[int, Field(ge=2, lt=2**31)] | None = None
-    """Tokens of the longest n-gram, if the server's strategy is 'nasd'; at most its draft.n."""
+    """Length in tokens of the longest n-gram, if the server's strategy is 'nasd'; at most the server's draft.n."""
     draft_filler_top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Number of the model's top tokens that 'nasd' learns; at most the server's draft.filler_top_k."""
     draft_stop_if_unknown: bool | None = None
     """Whether a draft by 'nasd' ends at an unknown context."""
     tenant: Name | None = None
-    """The text's tenant; of learned text, drafts use only that of this tenant's earlier requests."""
+    """Tenant of the text; drafts use learned text only from this tenant's earlier requests."""
     graph: Name | None = None
-    """Name of the drafter's graph, instead of the server's choice."""
+    """Name of the drafter's graph to use instead of the server's choice."""
     graphs: Annotated[list[Name], Field(min_length=1)] | None = None
     """Names of the drafter's graphs, used as layers; at most four."""
     learn: bool | None = None
@@ -117,7 +117,7 @@ class StreamOptions(Schema):
     """Options of a stream; without a stream they have no effect."""
 
     include_usage: bool = False
-    """End with a chunk that has no choices, but the token counts of all choices."""
+    """Whether the stream ends with a chunk that has no choices but contains the token counts of all choices."""
 
 
 class JsonSchema(Schema):
@@ -128,41 +128,42 @@ class JsonSchema(Schema):
     description: str | None = None
     """For human readers."""
     schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")] = True
-    """The schema; without one, any JSON."""
+    """The schema; if it is absent, any JSON is allowed."""
     strict: bool = False
-    """Put whitespace where Python's json puts it, so that more tokens are forced. A schema is always enforced."""
+    """Whether to put whitespace where Python's json puts it, so that more tokens are forced. A schema is always
+    enforced."""
 
 
 class ResponseFormat(Schema):
     """The form of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
-    """Any text, a JSON object, or JSON of a schema."""
+    """Whether the answer is any text, a JSON object, or JSON that matches a schema."""
     json_schema: JsonSchema | None = None
     """The schema for type 'json_schema'."""
 
 
 class StructuredOutputs(Schema):
-    """The form of an answer, under vLLM's names; exactly one field."""
+    """The form of an answer, with vLLM's field names; exactly one field must be set."""
 
     refuses_unknown = True
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
-    """JSON of a schema, given as an object or as JSON text."""
+    """JSON schema of the answer, given as an object or as JSON text."""
     regex: Annotated[str, Field(min_length=1)] | None = None
-    """A regular expression that the whole answer matches."""
+    """Regular expression that the whole answer matches."""
     choice: Annotated[list[Word], Field(min_length=1, max_length=_MAX_BIASES, fail_fast=True)] | None = None
-    """One of these texts."""
+    """Texts of which the answer is one."""
     grammar: Annotated[str, Field(min_length=1)] | None = None
-    """A grammar, in llguidance's variant of Lark."""
+    """Grammar of the answer, in llguidance's variant of Lark."""
 
 
 _SPECULANT_NAMES = SpeculantOptions.model_fields.keys()
 _SERVER_NAMES = DraftConfig.model_fields.keys() - _SPECULANT_NAMES - REFUSED
-"""Draft settings that only the server has, without ``n``, which has another meaning in requests."""
+"""Draft settings that only the server can set, except ``n``, which has another meaning in requests."""
 
 
 class SpeculantRequest(Schema):
-    """Base of requests with the object ``speculant``."""
+    """Base class of requests that may contain the object ``speculant``."""
 
     speculant: SpeculantOptions | None = None
     """Speculation options of this request."""
@@ -189,16 +190,16 @@ class AnyRequest(SpeculantRequest):
     model: str
     """The model's name, as in /v1/models."""
     stream: bool = False
-    """Stream the answer as server-sent events."""
+    """Whether to stream the answer as server-sent events."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    """0 takes the most probable token."""
+    """Sampling temperature; 0 always takes the most probable token."""
     top_p: TopP | None = None
-    """Keep the most probable tokens with this total probability; 0 keeps the most probable one."""
+    """Sample only from the most probable tokens with this total probability; 0 keeps only the most probable token."""
     seed: Annotated[
         Annotated[int, Field(ge=0, lt=2**63)] | None,
         BeforeValidator(_none_if_drawn, json_schema_input_type=Annotated[int, Field(ge=-1, lt=2**63)] | None),
     ] = None
-    """Seed of the random stream; without one, or with -1, the server draws one and returns it."""
+    """Seed of the random stream. If it is absent or -1, the server draws a seed and returns it."""
     refused = REFUSED
 
     @model_validator(mode="wrap")
@@ -216,25 +217,25 @@ class GenerationRequest(AnyRequest):
     max_tokens: NumTokens | None = None
     """Maximum number of new tokens."""
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Samples of each prompt; sample i uses the seed + i."""
+    """Number of samples of each prompt; sample i uses the seed plus i."""
     stop: _Stop | None = None
-    """End before any of these texts."""
+    """Stop texts; the answer ends before the first of them."""
     logit_bias: _Biases | None = None
-    """Added to the logits of tokens, by token id."""
+    """Numbers that are added to the logits of tokens, by token id."""
     presence_penalty: _Penalty | None = None
-    """Subtracted from the logits of emitted tokens."""
+    """Number that is subtracted from the logits of all emitted tokens."""
     frequency_penalty: _Penalty | None = None
-    """Subtracted from a token's logit once per emission."""
+    """Number that is subtracted from a token's logit once for each time it was emitted."""
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    """Keep the k most probable tokens; 0 and -1 keep all."""
+    """Number of most probable tokens to sample from; 0 and -1 keep all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Drop tokens less probable than this share of the most probable one."""
+    """Drop tokens whose probability is below this share of the most probable token's probability."""
     repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None
-    """Above 1, tokens already in the sequence become less probable."""
+    """Penalty on tokens that are already in the sequence; above 1, they become less probable."""
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Fewest new tokens before an end token is allowed."""
+    """Minimum number of new tokens before an end token is allowed."""
     ignore_eos: bool = False
-    """Continue after the model's end tokens."""
+    """Whether to continue after the model's end tokens."""
     stop_token_ids: Annotated[list[_Token], Field(max_length=128, fail_fast=True)] | None = None
     """Tokens that end the text, in addition to the model's end tokens."""
     structured_outputs: StructuredOutputs | None = None
@@ -245,12 +246,12 @@ class ContentPart(Schema):
     """A part of a message's content."""
 
     type: Word
-    """'text', 'input_text' and the like. Images, files and sound are refused in the latest user message; in earlier
-    messages a placeholder replaces them."""
+    """Type of the part, such as 'text' or 'input_text'. Images, files and sound are refused in the latest user message;
+    in earlier messages a placeholder replaces them."""
     text: str | None = None
     """The text."""
     refusal: str | None = None
-    """Text of a part 'refusal'."""
+    """Text of a part of type 'refusal'."""
     filename: str | None = None
     """Name of a file."""
 
@@ -283,7 +284,7 @@ _KINDS = {
 }
 
 Content = str | Annotated[list[ContentPart], Field(fail_fast=True)]
-"""Text, whole or in parts."""
+"""Text, as a whole or in parts."""
 
 
 def text_of(content: Content | None) -> str:
@@ -320,7 +321,7 @@ class ChatMessage(Schema):
 
     @property
     def any_reasoning(self) -> str | None:
-        """Reasoning, under either name."""
+        """Reasoning, from either of its two fields."""
         return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     def for_template(self) -> dict[str, Any]:
@@ -355,9 +356,9 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: NumTokens | None = None
     """The newer name of max_tokens."""
     logprobs: bool = False
-    """Return the log-probability of every token."""
+    """Whether to return the log-probability of every token."""
     top_logprobs: NumTop | None = None
-    """Number of most probable tokens per position; their log-probabilities are returned, too."""
+    """Number of most probable tokens per position whose log-probabilities are also returned."""
     response_format: ResponseFormat | None = None
     """The form of the answer."""
     prediction: Prediction | None = None
@@ -365,7 +366,7 @@ class ChatRequest(GenerationRequest):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """Tools that the model may call."""
     tool_choice: ToolChoice | None = None
-    """Whether the model may, must or must not call a tool, or the tools that it may or must call."""
+    """Whether the model may, must or must not call a tool; an object names the tools that it may or must call."""
     parallel_tool_calls: bool = True
     """Whether an answer that must call a tool may make several calls."""
     reasoning_effort: ReasoningEffort | None = None

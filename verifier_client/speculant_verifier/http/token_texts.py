@@ -16,7 +16,7 @@ from speculant_verifier.results import TokenLogprobs
 Fields = dict[str, Any]
 """A JSON object."""
 _LEAST = -9999.0
-"""Represents minus infinity, which JSON lacks."""
+"""Log-probability that represents minus infinity, which JSON lacks."""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _WORD_START = "\u2581"  # SentencePiece
 

@@ -22,29 +22,32 @@ class Function(Schema):
     """A function that the model may call."""
 
     name: _ToolName
-    """Letters, digits, '_', '-' and '.'."""
+    """Name of the function: letters, digits, '_', '-' and '.'."""
     description: str | None = None
     """Description for the model."""
     parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments, an object."""
+    """JSON schema of the object with the function's arguments."""
     strict: bool | None = None
-    """Refuse a schema that can't be enforced completely, if a call is required."""
+    """Whether to refuse a schema that can't be enforced completely; used only if a grammar enforces the calls."""
 
 
 class Grammar(Schema):
     """A grammar for text."""
 
     syntax: Literal["lark", "regex"]
-    """'lark', in llguidance's variant, or 'regex', in Rust's."""
+    """Syntax of the grammar: 'lark' in llguidance's variant, or 'regex' in Rust's variant."""
     definition: Annotated[str, Field(min_length=1)]
     """The grammar."""
 
 
 class CustomFormat(Schema):
-    """Input of a custom tool: any text, or text of a grammar. In chats the grammar is a nested object."""
+    """Format of a custom tool's input: any text, or text that matches a grammar.
+
+    In chats the grammar is a nested object.
+    """
 
     type: Literal["text", "grammar"] = "text"
-    """Any text, or text of a grammar."""
+    """Whether the input is any text, or text that matches a grammar."""
     grammar: Grammar | None = None
     """In chats: the grammar, for type 'grammar'."""
     syntax: Literal["lark", "regex"] | None = None
@@ -70,11 +73,11 @@ class CustomTool(Schema):
     """A tool that takes text."""
 
     name: _ToolName
-    """Letters, digits, '_', '-' and '.'."""
+    """Name of the tool: letters, digits, '_', '-' and '.'."""
     description: str | None = None
     """Description for the model."""
     format: CustomFormat | None = None
-    """Format of its input; any text if absent."""
+    """Format of the tool's input; if it is absent, any text is allowed."""
 
 
 class Tool(Schema):
@@ -104,15 +107,16 @@ class FlatTool(Schema):
     type: _Type
     """'function', 'custom' or 'namespace'; tools of other types, which a server would run, are left out."""
     name: _ToolName | None = None
-    """Letters, digits, '_', '-' and '.'."""
+    """Name of the tool or the namespace: letters, digits, '_', '-' and '.'."""
     description: str | None = None
     """Description for the model."""
     parameters: dict[str, Any] | None = None
-    """For a function: JSON schema of its arguments, an object."""
+    """For a function: JSON schema of the object with its arguments."""
     strict: bool | None = None
-    """For a function: refuse a schema that can't be enforced completely, if a call is required."""
+    """For a function: whether to refuse a schema that can't be enforced completely; used only if a grammar enforces the
+    calls."""
     format: CustomFormat | None = None
-    """For a custom tool: format of its input; any text if absent."""
+    """For a custom tool: format of its input; if it is absent, any text is allowed."""
     tools: Annotated[list[FlatTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """For a namespace: its functions and custom tools."""
 
@@ -150,7 +154,7 @@ class ChosenTool(Schema):
     allowed_tools: AllowedTools | None = None
     """In chats: the tools that may be called."""
     mode: Literal["auto", "required"] | None = None
-    """In responses: whether one of them must be called."""
+    """In responses: whether one of the allowed tools must be called."""
     tools: list[ChosenTool] | None = None
     """In responses: the tools that may be called."""
 
@@ -183,10 +187,10 @@ class ChosenTool(Schema):
 
 
 class AllowedTools(Schema):
-    """Some of the tools."""
+    """The tools that may be called, as a subset of the request's tools."""
 
     mode: Literal["auto", "required"] = "auto"
-    """Whether one of them must be called."""
+    """Whether one of these tools must be called."""
     tools: list[ChosenTool]
     """The tools that may be called."""
 
@@ -195,12 +199,12 @@ ToolChoice = Literal["none", "auto", "required"] | ChosenTool
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Return the name in prompts of a tool in a namespace."""
+    """Return the name that a namespace's tool has in the prompt."""
     return name if not namespace else f"{namespace.rstrip('_')}__{name}"
 
 
 def _type_alone(values: Any, known: tuple[str, ...]) -> Any:
-    """Return a tool unchanged; for an unknown type return only the type, because any fields are possible."""
+    """Return a tool unchanged, or only its type if the type is unknown, because such a tool may have any fields."""
     if not isinstance(values, dict) or not isinstance(values.get("type"), str) or values["type"] in known:
         return values
     record_ignored(f"tool {values['type']}")
@@ -213,7 +217,7 @@ class CalledFunction(Schema):
     name: Name
     """The function's name."""
     arguments: str
-    """JSON text, as the model wrote it."""
+    """Arguments as JSON text, as the model wrote them."""
 
 
 class CalledCustomTool(Schema):
@@ -233,9 +237,9 @@ class ToolCall(Schema):
     type: Literal["function", "custom"] = "function"
     """Type of the tool."""
     function: CalledFunction | None = None
-    """The call of a function."""
+    """The function call, for type 'function'."""
     custom: CalledCustomTool | None = None
-    """The call of a custom tool."""
+    """The custom tool's call, for type 'custom'."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

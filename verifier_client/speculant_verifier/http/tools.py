@@ -19,9 +19,9 @@ from speculant_verifier.structured.grammar import LOOSE, example_of, form_of, gr
 from speculant_verifier.structured.json_schema import prepared
 
 _ANYTHING = {"type": "object"}
-"""Schema for the arguments of a function without one."""
+"""Schema for the arguments of a function that has no schema."""
 INPUT = "input"
-"""Only argument of a custom tool, if the model writes calls in JSON."""
+"""Name of a custom tool's only argument, if the model writes calls in JSON."""
 _TEXT = {
     "type": "object",
     "properties": {INPUT: {"type": "string"}},
@@ -35,15 +35,15 @@ class UsableTool:
     """A tool that the prompt describes."""
 
     name: str
-    """Name in the prompt."""
+    """Name of the tool in the prompt."""
     description: str
     """Description for the model."""
     parameters: Mapping[str, Any] | None
-    """JSON schema of its arguments; None: its input is plain text of its grammar."""
+    """JSON schema of the tool's arguments; None if its input is plain text that matches ``grammar``."""
     is_custom: bool = False
-    """Whether its input is text: its only argument, or the whole call."""
+    """Whether the tool takes text, either as its only argument or as the whole call."""
     grammar: Grammar | None = None
-    """Grammar of the text; None for any text."""
+    """Grammar of the text; None if any text is allowed."""
     is_strict: bool = False
     """Whether the whole schema must be enforced."""
 
@@ -57,7 +57,7 @@ class UsableTool:
 
 
 def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[UsableTool]:
-    """Return the tools for the prompt: the tools that clients run and the model may call.
+    """Return the tools for the prompt, which are the tools that the client runs and that the model may call.
 
     Args:
         request: the request.
@@ -120,7 +120,7 @@ def _usable(index: int, tool: Tool) -> UsableTool:
 
 
 def call_for_template(call: ToolCall, tools: Sequence[UsableTool]) -> dict[str, Any]:
-    """Return a call in an earlier answer for the chat template."""
+    """Return a call of an earlier answer in the form that the chat template needs."""
     arguments: Any
     if call.custom is not None:
         if any(tool.name == call.custom.name and tool.parameters is None for tool in tools):
@@ -146,7 +146,7 @@ def with_form(
     """Return settings whose grammar forces a required call, or adds calls to the form of the answer.
 
     Args:
-        config: settings of the request; their form is for an answer without a call.
+        config: settings of the request; their form applies to an answer without a call.
         request: the request.
         tools: the tools that may be called.
         style: the model's call style.

@@ -1,9 +1,9 @@
 """Attention with arbitrary masks and gpt-oss's attention sinks, on CPU and GPU, without copying the KV cache.
 
 A sink is a learned logit per head that is part of the softmax but has no value. The fused kernels of torch return the
-logarithm of the softmax denominator (LSE), so the sink becomes one factor per query after the kernel:
-``sum / (sum + exp(sink)) = sigmoid(log(sum) - sink)``. Query heads that share a KV head become additional queries of
-that head ("folded"), so keys and values are not repeated.
+logarithm of the softmax denominator (LSE). The sink can therefore be applied after the kernel, as one factor per query:
+``sum / (sum + exp(sink)) = sigmoid(log(sum) - sink)``. Query heads that share a KV head are "folded": they become
+additional queries of that head, so keys and values are not repeated.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ def masked_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend with an arbitrary mask; slower if gradients are required.
+    """Attend with an arbitrary mask; this is slower if gradients are required.
 
     Args:
         module: the attention layer (unused; part of the transformers interface).
         query: ``[batch, heads, T, d]``.
-        key: ``[batch, kv_heads, L, d]``, may be a view whose last dimension is contiguous.
-        value: the same shape.
+        key: ``[batch, kv_heads, L, d]``; it may be a view whose last dimension is contiguous.
+        value: ``[batch, kv_heads, L, d]``; it may be a view, like ``key``.
         attention_mask: ``[batch, 1, T, L]``, or folded, ``[batch, 1, heads / kv_heads * T, L]``: bool, True = visible,
-            or numbers to add to the logits. None = causal. If the keys are split into n parts (part i has every n-th
-            key, starting at key i), the folded mask is ``[batch, n * kv_heads, heads / kv_heads * T, L / n]``, parts
-            first.
-        scaling: factor of the logits, default ``d ** -0.5``.
+            or numbers to add to the logits. None = causal. If the keys are split into n parts, part i has every n-th
+            key, starting at key i. The folded mask is then ``[batch, n * kv_heads, heads / kv_heads * T, L / n]``,
+            parts first.
+        scaling: factor of the logits; default ``d ** -0.5``.
         dropout: ignored.
         s_aux: sink logits ``[heads]`` or None.
 
     Returns:
-        ``[batch, T, heads, d]`` and None (no attention weights).
+        The result ``[batch, T, heads, d]``, and None in place of attention weights.
     """
     batch, heads, length, dimensions = query.shape
     kv_heads = key.shape[1]
@@ -104,7 +104,7 @@ def _fused(
 def _fused_in_parts(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Attend with a mask for several parts of the keys, which the kernel treats as separate heads."""
+    """Attend to keys that the mask splits into several parts, which the kernel treats as separate heads."""
     heads = key.shape[1]
     num_parts = mask.shape[1] // heads
     key, value = (_parts_of(each, num_parts) for each in (key, value))
@@ -149,7 +149,7 @@ def _want_gradients(*tensors: Tensor) -> bool:
 
 
 def _always_a_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Build the boolean mask that plain ``generate()`` needs, never the shortcut None, which loses the window."""
+    """Build the boolean mask that plain ``generate()`` needs; the shortcut None would lose the sliding window."""
     kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     return sdpa_mask(*args, **kwargs)
 
@@ -162,7 +162,7 @@ def register() -> str:
 
 
 def use_attention(model: PreTrainedModel) -> bool:
-    """Make a loaded model use the fused kernels, or its own slow attention if they do not work.
+    """Make a loaded model use the fused kernels, or its own slow attention if the kernels do not work.
 
     Returns:
         Whether masks must be repeated for query heads that share a KV head.
@@ -179,7 +179,7 @@ def use_attention(model: PreTrainedModel) -> bool:
 
 
 def attends_in_parts(model: PreTrainedModel) -> bool:
-    """Return whether attention over many keys is faster in parts, and the fused kernels support it, as on most GPUs."""
+    """Return whether attention can split many keys into parts, which is faster and works on most GPUs."""
     return model.device.type != "cpu" and not _problem_of_kernels(model, num_parts=2)
 
 

@@ -1,4 +1,4 @@
-"""Loads a checkpoint: dtypes, devices, checks for unsupported models, and errors with their fix."""
+"""Loads checkpoints: chooses dtype and device, rejects unsupported models, and raises errors that contain a fix."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ from speculant_verifier.sources import (
 _FIX = "Give a folder with a checkpoint, or the hub name of a model you may download ({field})."
 _DEVICE = "verifier.device"
 _SAMPLE = 1 << 28
-"""Bytes read to measure the speed of the disk."""
+"""Number of bytes that are read to measure the speed of the disk."""
 
 
 def prepare_cpu(config: VerifierConfig) -> None:
-    """Configure this process for computation on a CPU, before its first tensor."""
+    """Configure this process for computation on a CPU; call this before the first tensor is created."""
     torch.set_num_threads(config.num_threads or max(1, (os.cpu_count() or 1) - 1))
     # The logits of a pass take up to 100 MB, which are allocated and freed in every step. With 4 KB pages this takes
     # several milliseconds, and page faults take an eighth of the pass.
@@ -61,11 +61,11 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: boo
 
     Args:
         config: the model.
-        may_stream: whether weights may be read in every pass if they do not fit into memory.
+        may_stream: whether weights that do not fit into memory may be read again in every pass.
         may_pack: whether MXFP4 weights may stay packed.
 
     Raises:
-        ConfigError: the checkpoint can't be read, lacks weights, or does not fit into memory; or the device does not
+        ConfigError: the checkpoint can't be read, lacks weights, or does not fit into memory, or the device does not
             exist.
     """
     device = device_named(config.device)
@@ -133,7 +133,7 @@ def load_tokenizer(config: VerifierConfig) -> tuple[PreTrainedTokenizerFast, Fin
     """Load the tokenizer and compute its fingerprint.
 
     Raises:
-        ConfigError: it can't be read, or is not a fast tokenizer.
+        ConfigError: the tokenizer can't be read, or is not a fast tokenizer.
     """
     is_local, token = is_tokenizer_local(config), access_token(config)
     name = config.tokenizer_name or config.model_name
@@ -161,10 +161,10 @@ def load_tokenizer(config: VerifierConfig) -> tuple[PreTrainedTokenizerFast, Fin
 
 
 def device_named(name: str) -> torch.device:
-    """Return the device of a setting.
+    """Return the device that a setting names.
 
     Raises:
-        ConfigError: there is no device of this name.
+        ConfigError: there is no device with this name.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -228,7 +228,9 @@ def check_architecture(model: PreTrainedModel, name: str) -> None:
 
 
 def sliding_layers(config: PreTrainedConfig, name: str) -> tuple[bool, ...]:
-    """Return for each layer whether it is a sliding-window layer; models without declared layer types have one type.
+    """Return, for each layer, whether it uses a sliding window.
+
+    If the model does not declare layer types, all layers have the same type.
 
     Raises:
         ConfigError: the state of a layer type can't be rolled back with masks.

@@ -1,4 +1,4 @@
-"""The progress bars of transformers while it loads a model."""
+"""Controls the progress bars that transformers shows while it loads a model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DELAY_S = 2.0
 
 
 def quiet_transformers() -> None:
-    """Suppress the progress bars and advice of transformers and accelerate; errors still raise."""
+    """Suppress the progress bars and advice of transformers and accelerate; errors are still raised."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()

@@ -1,8 +1,9 @@
-"""Records passes as CUDA graphs: one launch replays a pass that otherwise needs thousands of kernel launches.
+"""Records passes as CUDA graphs, so that one launch replays a pass that otherwise needs thousands of kernel launches.
 
-A pass of gpt-oss-20b launches about 2,100 kernels. With separate launches, a pass over few tokens takes several times
-as long on the host as on the GPU. A graph has fixed shapes and addresses. So passes are padded to a few shapes
-(:class:`~speculant_verifier.cache.CacheLayout`), and changing inputs are copied into the graph's tensors.
+A pass of gpt-oss-20b launches about 2,100 kernels. If each kernel is launched separately, a pass over few tokens takes
+several times as long on the host as on the GPU. A CUDA graph has fixed shapes and addresses. Passes are therefore
+padded to a few shapes (:class:`~speculant_verifier.cache.CacheLayout`), and changing inputs are copied into the graph's
+tensors.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from speculant_verifier.cache import ForwardPlan, SlotCache
 from speculant_verifier.cache.pass_layout import Placement
 
 NUM_UNSTEADY = 2
-"""Number of passes of a shape before replays begin: the very first pass runs normally, and one pass is recorded."""
+"""Maximum number of passes of a shape before replays begin. The very first pass of the model runs normally, and one
+pass of each shape is recorded."""
 _MOST_RECORDINGS = 96
-"""Maximum number of recordings of one cache; the least recently used is dropped."""
+"""Maximum number of recordings of one cache; beyond it, the least recently used recording is dropped."""
 
 Compute = Callable[[Tensor, ForwardPlan, SlotCache], Tensor]
-"""Runs a pass: token ids ``[n, T]``, its plan and the cache to logits ``[n, T, V]``."""
+"""Runs a pass: it takes token ids ``[n, T]``, the plan of the pass and the cache, and returns logits ``[n, T, V]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,12 @@ class PassRecorder:
         self._compute = compute
         self._pool: Any = None
         self._output: Tensor | None = None
-        """Output buffer that all recordings share, because only one runs at a time. None before the first pass."""
+        """Output buffer that all recordings share, because only one of them runs at a time. None before the first
+        pass."""
         self._vocabulary_size = 0
         self._is_usable = True
         self.is_steady = False
-        """Whether the last pass took as long as later passes of its shape will."""
+        """Whether the latest pass took as long as later passes of the same shape will take."""
 
     def run(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache) -> Tensor:
         """Run a pass that has just been planned.

@@ -37,9 +37,10 @@ from speculant_verifier.structured import Grammar, Grammars, form_of
 PREFILL_CHUNK = 512
 """Maximum number of prompt tokens that are prefilled between two steps of the running sequences."""
 _UNTOUCHED = 256e6
-"""Bytes to keep free for temporary allocations."""
+"""Maximum number of bytes that are kept free for temporary allocations."""
 _UNTOUCHED_SHARE = 0.05
-"""The reserve of a small machine or container, as a share of the memory available to this process."""
+"""Share of the memory available to this process that is kept free instead, if it is less. This is so on small machines
+and in small containers."""
 
 
 class TargetModel:
@@ -54,14 +55,14 @@ class TargetModel:
         *,
         cuda_graphs: bool = False,
     ) -> None:
-        """Wrap a loaded model. Usually :meth:`load` is called instead.
+        """Wrap a loaded model; most callers use :meth:`load` instead.
 
         Args:
             model: any causal model of transformers whose attention implementation can be chosen.
-            tokenizer: its fast tokenizer; None if callers use only token ids.
-            name: its name, for messages.
+            tokenizer: the model's fast tokenizer; None if callers use only token ids.
+            name: the model's name, for messages.
             fingerprint: the tokenizer's fingerprint, if known.
-            cuda_graphs: record passes if the model is on a GPU; the weights must not be moved afterwards.
+            cuda_graphs: whether to record passes if the model is on a GPU; the weights must then not be moved.
 
         Raises:
             ConfigError: drafts can't be verified exactly with this model.
@@ -89,14 +90,14 @@ class TargetModel:
             rounds=cuda_graphs and _can_be_recorded(model),
             splits=folds_masks and attends_in_parts(model),
         )
-        """The layout of its KV caches."""
+        """Layout of the model's KV caches."""
         self.offload: Offload | None = getattr(model, OFFLOAD, None)
-        """Streams weights that do not fit into memory; None if all fit."""
+        """Streams weights that do not fit into memory; None if all weights fit."""
         self.stall_s = 0.0
         """Seconds that passes waited for weights; 0 if all weights are in memory."""
         self._recorder = PassRecorder(self._compute) if self.layout.rounds else None
         self.is_steady = self._recorder is None
-        """Whether the last pass took as long as others of its shape will."""
+        """Whether the latest pass took as long as later passes of the same shape will take."""
         self.vocabulary_size: int = config.vocab_size
         self.max_length: int = config.max_position_embeddings
         self.end_token_ids = _end_token_ids(model, tokenizer)
@@ -107,7 +108,7 @@ class TargetModel:
         """Load a model and its tokenizer from a folder or from the hub.
 
         Raises:
-            ConfigError: one of them can't be loaded; the message has the reason and the fix.
+            ConfigError: the model or the tokenizer can't be loaded; the message has the reason and the fix.
         """
         tokenizer, fingerprint = load_tokenizer(config)
         return cls(
@@ -124,7 +125,7 @@ class TargetModel:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """Its tokenizer.
+        """The model's tokenizer.
 
         Raises:
             ConfigError: the model was created without a tokenizer.
@@ -140,7 +141,7 @@ class TargetModel:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Fingerprint of its tokenizer."""
+        """Fingerprint of the model's tokenizer."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self.name, self.tokenizer.backend_tokenizer)
         return self._fingerprint
@@ -154,9 +155,9 @@ class TargetModel:
         self._grammars.prepare()
 
     def grammar(self, config: GenerationConfig, prompt: Sequence[TokenId]) -> Grammar | None:
-        """Return the compiled grammar of the output after a prompt; None if unconstrained. Thread-safe.
+        """Return the compiled grammar of a prompt's output; None if the output is unconstrained. Thread-safe.
 
-        The first call takes seconds, later ones milliseconds; results are cached.
+        The first call takes seconds, later calls take milliseconds; results are cached.
 
         Raises:
             GenerationRequestError: the schema or grammar is invalid.
@@ -173,12 +174,12 @@ class TargetModel:
 
     @property
     def num_unsteady(self) -> int:
-        """Number of first passes of a shape that take longer than later passes."""
+        """Maximum number of initial passes of a shape that take longer than its later passes."""
         return 0 if self._recorder is None else NUM_UNSTEADY
 
     @property
     def typical_cost(self) -> RowCurve:
-        """Assumed cost of passes if none was measured, in an arbitrary unit."""
+        """Cost of passes that is assumed if no cost was measured, in an arbitrary unit."""
         return RowCurve(CURVES[self.typical_curve])
 
     @property
@@ -188,14 +189,14 @@ class TargetModel:
         return "cpu-moe" if has_experts else "dense"
 
     def close(self) -> None:
-        """Stop streaming weights, if the model does; it can't run afterwards."""
+        """Stop streaming weights; a model that streams weights can't run afterwards."""
         if self.offload is not None:
             self.offload.close()
 
     def spare_bytes(self) -> int | None:
-        """Return the free memory beyond the reserve in bytes, negative if there is less; None if unknown.
+        """Return the free memory in bytes minus the reserve, which may be negative; None if unknown.
 
-        A GPU reports lack of memory by errors, so it needs no polling.
+        For a GPU the result is None, because a GPU reports lack of memory by errors and needs no polling.
         """
         free = available_bytes() if self.device.type == "cpu" else None
         if free is None:
@@ -206,7 +207,7 @@ class TargetModel:
         return spare if bound is None else min(spare, bound - taken)
 
     def free_memory(self) -> None:
-        """Release memory that the device's allocator caches."""
+        """Release unused memory that the device's allocator caches."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         elif sys.platform == "linux":
@@ -218,8 +219,8 @@ class TargetModel:
 
         Args:
             num_rows: number of sequences.
-            widest_pass: maximum tokens per row in one pass; with this limit, sliding layers keep little more than the
-                window. None: any number.
+            widest_pass: maximum number of tokens per row in one pass; with this limit, sliding-window layers keep
+                little more than the window. None: no limit.
         """
         return SlotCache(self.layout, num_rows, widest_pass=widest_pass)
 
@@ -245,13 +246,13 @@ class TargetModel:
             rows: the cache's rows, in the same order.
             drafts: per row, the tree below the last pending token; None for no drafts.
             num_written: number of tokens and nodes that earlier passes wrote since the last commit, equal for all rows.
-                If it is not 0, it includes all pending tokens, and only the nodes after them are computed.
-            num_before: number of pending tokens before the last one for which logits are also returned.
+                If it is not 0, it includes all pending tokens, and the pass computes only the remaining nodes.
+            num_before: number of pending tokens, before the last pending token, for which logits are also returned.
 
         Returns:
-            Logits ``[n, num_before + 1 + longest draft, V]`` on the model's device: for the last pending tokens and for
-            every draft node. Logits before a row's first pending token or beyond its draft are meaningless. With
-            ``num_written``, logits ``[n, T, V]`` for the new nodes.
+            Logits ``[n, num_before + 1 + longest draft, V]`` on the model's device: for the last ``num_before + 1``
+            pending tokens and for every draft node. Logits before a row's first pending token or beyond its draft are
+            meaningless. If ``num_written`` is not 0: logits ``[n, T, V]`` of the new nodes.
         """
         if num_written:
             return self._run(pending, cache, rows, drafts, 0, num_written)
@@ -270,7 +271,7 @@ class TargetModel:
         """Prefill chunks of prompts into rows and commit them, without computing logits.
 
         Args:
-            token_ids: tokens of every row.
+            token_ids: chunk of the prompt for every row.
             cache: receives keys and values.
             rows: rows of the cache.
         """
@@ -339,7 +340,7 @@ class TargetModel:
 
 
 def _can_be_recorded(model: PreTrainedModel) -> bool:
-    """Return whether no operation in a pass synchronises with the GPU."""
+    """Return whether passes can be recorded, because no operation in a pass synchronises with the GPU."""
     has_experts = bool(getattr(model.config.get_text_config(), "num_local_experts", 0))
     # With other dtypes, torch's grouped matrix product reads the number of tokens per expert from the GPU.
     is_unbroken = not has_experts or model.dtype == torch.bfloat16
