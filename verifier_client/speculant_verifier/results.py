@@ -135,14 +135,14 @@ class GenerationResult:
 
     @property
     def num_from_tree(self) -> int:
-        """Number of tokens except the first of each pass; the prefixes of these tokens were in verified drafts."""
+        """Number of tokens, not counting the first of each pass; their prefixes were in verified drafts."""
         return max(0, len(self.token_ids) - self.num_from_target_cache - self.num_steps)
 
     @property
     def tree_hit_rate(self) -> float:
         """Share of the tokens that ``num_from_tree`` counts.
 
-        The sum with ``target_cache_hit_rate`` is SpecExec's hit rate.
+        Added to ``target_cache_hit_rate``, this share gives SpecExec's hit rate.
         """
         return self.num_from_tree / len(self.token_ids) if self.token_ids else 0.0
 

@@ -88,7 +88,7 @@ class NGramStorage(INgramStorage):
     The storage consists of dictionaries. Inputs are tensors of any integer dtype on any device; results are on the same
     device. Padding is not supported: every token of a row belongs to its sequence. All methods raise
     ``DraftRequestError`` for inputs that are not tensors, have a wrong shape or dtype, or contain tokens outside the
-    vocabulary. They check this before they learn anything.
+    vocabulary. They check their inputs before they learn anything.
     """
 
     _keeps_shorter_contexts: ClassVar[bool] = True
@@ -183,7 +183,7 @@ class OneLevelNGramStorage(NGramStorage):
 
 
 def _at_least(least: int, name: str, value: object) -> int:
-    """Return an integer after checking its lower bound."""
+    """Check that a value is an integer of at least ``least``, and return it."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ConfigError(f"{name} is {value!r}", fix=f"give a whole number of at least {least}", field=name)
     return int(value)

@@ -112,7 +112,7 @@ def longest_successor(end: Context, *tables: NGramCounts) -> TokenId | None:
 _MAX_CONTEXTS = 250_000
 """Maximum number of contexts of one tenant, about 120 MB."""
 _MAX_ALL_CONTEXTS = 1_000_000
-"""Maximum number of contexts of all tenants together. When it is exceeded, the counts of idle tenants are dropped, the
+"""Maximum number of contexts of all tenants together. If there are more, the counts of idle tenants are dropped, the
 least recently used first."""
 
 
@@ -198,7 +198,7 @@ class NasdDrafter:
         return storage
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Learn the new tokens of every sequence, then draft for it."""
+        """For every sequence, learn its new tokens, then draft."""
         self._num_steps += 1
         drafts = [self._draft(step) for step in steps]
         self._num_nodes += sum(map(len, drafts))

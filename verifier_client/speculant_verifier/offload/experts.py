@@ -1,9 +1,9 @@
 """Offloading for mixtures of experts: each expert is read when the router chooses it, and then cached in memory.
 
 All layers share one pool, and a pass reads the chosen experts that are not in it. On a CPU, while a layer is computed,
-the next layer's experts are prefetched. They are guessed by applying the next layer's router to the present layer's
-input. Hidden states change little from layer to layer, so most guesses are right. If many guesses are wrong, fewer
-experts are prefetched. A wrong guess is cancelled if its read has not begun.
+the next layer's experts are prefetched. The pool guesses them by applying the next layer's router to the present
+layer's input. Hidden states change little from layer to layer, so most guesses are right. If many guesses are wrong,
+fewer experts are prefetched. A wrong guess is cancelled if its read has not begun.
 
 A pass that needs at least half of a layer's experts will need about as many in the next layer, and prefetches that many
 on any device. The experts to evict are chosen at random: passes visit the layers in order, so LRU would evict the
@@ -60,7 +60,7 @@ class ExpertPool:
         self._modules = modules
         self._num_experts = int(modules[0][0].num_experts)  # type: ignore[arg-type]
         self.num_wanted = self.num_found = 0
-        """Number of experts that passes needed, and how many of them were in the pool or being read."""
+        """Number of experts needed by passes, and how many of them were in the pool or being read."""
         shapes = {name: stored.shape[1:] for name, stored in modules[0][1].items()}
         self.gives_back = like.device.type == "cpu"
         """Whether memory is freed when the number of slots is reduced."""

@@ -32,7 +32,7 @@ class Copier(Protocol):
 
     @property
     def stall_s(self) -> float:
-        """Seconds that passes waited for copies."""
+        """Total seconds for which forward passes waited for copies."""
 
     def space(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Allocate memory to copy from."""
@@ -102,7 +102,7 @@ class HostMemory:
 
     @property
     def stall_s(self) -> float:
-        """Total seconds that forward passes waited for reads and copies."""
+        """Total seconds for which forward passes waited for reads and copies."""
         return self._reader.stall_s + self._copier.stall_s
 
     def read(self, pairs: _Pairs) -> list[_Started]:
@@ -112,7 +112,7 @@ class HostMemory:
             pairs: stored tensors, each with a device tensor of the same shape.
 
         Returns:
-            The transfers, for :meth:`wait`.
+            The started transfers, as the argument of :meth:`wait`.
         """
         key, into = pairs[0][0], [tensor for _, tensor in pairs]
         self._count(key)
@@ -159,7 +159,7 @@ class HostMemory:
             self._uses = Counter({each: count // 2 for each, count in self._uses.items() if count > 1})
 
     def _space_for(self, pairs: _Pairs) -> _Unit | None:
-        """Return memory for a unit, either free or taken from a less used unit; None if there is none."""
+        """Return memory for a unit, either free or taken from a less used unit; None if there is no such memory."""
         needed = _size([tensor for _, tensor in pairs])
         if needed <= self._left:
             try:

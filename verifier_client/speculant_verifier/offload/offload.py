@@ -38,7 +38,7 @@ class LayerStream:
     """
 
     num_wanted = num_found = 0
-    """Number of experts that passes needed, and how many of them were in memory; always 0, because layers are
+    """Number of experts needed by passes, and how many of them were in memory; always 0, because layers are
     streamed."""
     gives_back = True
     """Whether memory is freed when the number of slots is reduced."""
@@ -91,7 +91,7 @@ class LayerStream:
         self._is_dirty = False
 
     def _start(self, position: int) -> None:
-        """Start fetching into both slabs, beginning at a position."""
+        """Start fetching layers into both slabs, beginning at a position in the order of streamed layers."""
         self._next = position
         self._fetching.clear()
         for following in range(position, position + len(self._slabs)):
@@ -201,7 +201,7 @@ class Offload:
 
     @property
     def stall_s(self) -> float:
-        """Seconds that passes waited for weights."""
+        """Total seconds for which forward passes waited for weights."""
         return self._source.stall_s
 
     @property
@@ -211,7 +211,7 @@ class Offload:
 
     @property
     def num_wanted(self) -> int:
-        """Number of experts that passes needed; 0 if layers are streamed."""
+        """Number of experts needed by passes; 0 if layers are streamed."""
         return self._stream.num_wanted
 
     @property
@@ -225,7 +225,7 @@ class Offload:
         self.num_slots = num_slots
 
     def reduce(self) -> int | None:
-        """Drop a quarter of the degradable units from memory; return the freed bytes, or None if none can be freed."""
+        """Drop a quarter of the optional units from memory; return the freed bytes, or None if nothing can be freed."""
         before, least = self.num_slots, self.plan.least_slots
         if before <= least or not self._stream.gives_back:
             return None

@@ -25,8 +25,8 @@ from speculant_verifier.offload.packed_experts import has_kernels, is_packed, pa
 from speculant_verifier.sources import MODEL_SETTING
 
 _RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.25
-"""Shares of the budget reserved for the KV cache and for temporary memory of passes: of dense models, and of mixtures
-of experts."""
+"""Shares of the budget that dense models and mixtures of experts reserve for the KV cache and for temporary memory of
+passes."""
 _LEAST_GB = 0.1
 """Sizes below this number of gigabytes are shown in megabytes."""
 _KV_SHARE = 0.4
@@ -44,7 +44,7 @@ _TOLERANCE = 1.05
 """Memory counts as short only beyond the budget times this factor, because passes vary in their temporary memory."""
 _CPU = torch.device("cpu")
 _UNKNOWN = 1 << 60
-"""Number of free bytes assumed if the system does not report it."""
+"""Free bytes assumed if the system does not report their number."""
 SMALLER = "choose a smaller model ({field}) or fewer bytes per weight (verifier.dtype bfloat16)"
 """The fix that most error messages suggest."""
 

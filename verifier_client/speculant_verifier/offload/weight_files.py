@@ -152,13 +152,13 @@ class WeightReader:
         self.num_bytes = 0
         """Bytes read so far."""
         self.stall_s = 0.0
-        """Total seconds that forward passes waited for reads."""
+        """Total seconds for which forward passes waited for reads."""
 
     def read(self, pairs: Sequence[tuple[StoredTensor, Tensor]]) -> list[Future[None]]:
         """Start reading stored tensors into contiguous tensors of the same shape and any dtype.
 
         Returns:
-            The reads, for :meth:`wait`.
+            The started reads, as the argument of :meth:`wait`.
         """
         started = []
         for stored, tensor in pairs:
@@ -239,7 +239,7 @@ class WeightReader:
 class PinnedWeights:
     """Copies weights from host memory to tensors of a GPU, on a separate stream.
 
-    A copy begins after the GPU work enqueued before it, so it never overwrites tensors in use. Work enqueued after
+    A copy begins only after all GPU work enqueued earlier, so it never overwrites tensors in use. Work enqueued after
     :meth:`wait` begins when the copy has ended. The CPU never waits for a copy.
     """
 
@@ -275,7 +275,7 @@ class PinnedWeights:
         """Start copying each tensor to a GPU tensor of the same shape.
 
         Returns:
-            The copies, for :meth:`wait`.
+            The started copies, as the argument of :meth:`wait`.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -296,7 +296,7 @@ class PinnedWeights:
 
     @property
     def stall_s(self) -> float:
-        """Seconds that the GPU waited for copies so far."""
+        """Total seconds for which the GPU waited for copies."""
         while self._waits and self._waits[0][1].query():
             before, after = self._waits.pop(0)
             self._stall_s += before.elapsed_time(after) / 1e3

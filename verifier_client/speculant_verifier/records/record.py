@@ -15,8 +15,8 @@ from speculant_graph.types import Draft, TokenId
 from speculant_verifier.rules.draft_target import children_of
 
 _DECIMALS = 5
-"""Number of decimals of stored log-probabilities: more precise than a model's rounding errors, and half the JSON size
-of all decimals."""
+"""Number of decimals of stored log-probabilities: finer than a model's rounding errors, and half as much JSON as with
+all decimals."""
 Recorded = Annotated[TokenId, Field(ge=0)]
 """A token id."""
 
@@ -103,7 +103,10 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class RecordIdentity:
-    """Record fields that come from neither the target nor the request. Mutable; read when a request ends."""
+    """Record fields that come from neither the target nor the request.
+
+    They may change, and are read when a request ends.
+    """
 
     draft_model: str = ""
     """Name of the draft model, if any."""
@@ -115,7 +118,7 @@ class RecordIdentity:
 
 @dataclass(slots=True)
 class Trace:
-    """Data of every emitted position of one request. Mutable; owned by the engine."""
+    """Data of every emitted position of one request. It is mutable, and only the engine changes it."""
 
     strategy: str
     """Strategy of the latest draft; before the first draft, the strategy that will make it."""

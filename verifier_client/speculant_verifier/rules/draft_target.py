@@ -43,7 +43,7 @@ class TargetDistribution(Protocol):
         """Sample by inverting the cumulative weights; a token of weight 0 is never sampled.
 
         Args:
-            number: in [0, 1).
+            number: random number in [0, 1).
             token_ids: distinct tokens with explicit weights, shape ``[s]``.
             weights: their weights, not negative, shape ``[s]``.
             scale: every other token has the weight ``scale`` times p.
@@ -56,7 +56,7 @@ class TargetDistribution(Protocol):
 class DraftTarget(Protocol):
     """The target model at the positions of one draft: position 0 is at the root, and position j + 1 is at node j.
 
-    The model's choice at a position is the token after this node. So on a chain, ``after(j)`` verifies node j.
+    The model's choice at a position is the token that follows this node. So on a chain, ``after(j)`` verifies node j.
     """
 
     def choice_after(self, position: int) -> TokenId:
@@ -148,7 +148,7 @@ def sample_residual(
 
     Args:
         distribution: p.
-        number: in [0, 1).
+        number: random number in [0, 1).
         drawn: the rejected token and its q.
         weights: residual weights of the support, shape ``[s]``.
         scale: every other token has the weight ``scale`` times p.

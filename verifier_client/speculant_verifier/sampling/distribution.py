@@ -40,7 +40,7 @@ class Distribution:
         """Return the softmax of scores.
 
         Args:
-            scores: float32 ``[V]``, without NaN and +inf and not all -inf; any device.
+            scores: float32 ``[V]`` on any device; no score is NaN or +inf, and at least one is above -inf.
         """
         array: NDArray[np.float32] = scores.cpu().numpy()
         if array.min() > -np.inf:
@@ -69,7 +69,7 @@ class Distribution:
         If rounding left no weight above 0, the token is sampled from the distribution itself.
 
         Args:
-            number: in [0, 1).
+            number: random number in [0, 1).
             token_ids: distinct tokens with their own weights, shape ``[s]``.
             weights: their weights, not negative, shape ``[s]``.
             scale: every other token has the weight ``scale`` times its probability.
@@ -91,7 +91,7 @@ class Distribution:
         return index if ids is None else int(ids[index])
 
     def choose(self, number: float) -> TokenId:
-        """Sample a token with a number in [0, 1)."""
+        """Sample a token, given a random number in [0, 1)."""
         index = _inverse_cumulative(self.probabilities, number)
         return index if self.token_ids is None else int(self.token_ids[index])
 

@@ -172,7 +172,7 @@ class Sampler:
         self.config = config
         self.constraint = constraint
         self.can_choose_first = all(type(each) in _TOKENWISE for each in processors)
-        """Whether a choice made without the constraint, if the constraint allows it, is also the choice with the
+        """Whether a token chosen without the constraint, if it is allowed, is also the token chosen with the
         constraint."""
         self.processors = processors
         self.seed = config.seed
@@ -243,7 +243,7 @@ def _is_context_free(processor: LogitsProcessor) -> bool:
 
 
 def _is_over(processor: MinNewTokensLengthLogitsProcessor, prefix: Tensor) -> bool:
-    """Return whether the scores would not change; calling the processor would take longer than calling all others."""
+    """Return whether the processor can be skipped: it changes no score, and a call takes longer than all others."""
     return prefix.shape[-1] - processor.prompt_length_to_skip >= processor.min_new_tokens
 
 
@@ -269,7 +269,7 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     the same number of tokens, but does not define which.
 
     Args:
-        scores: float32 ``[V]`` on the CPU, without NaN and not all -inf.
+        scores: float32 ``[V]`` on the CPU; no score is NaN, and at least one is above -inf.
         top_p: in (0, 1).
     """
     probabilities = torch.softmax(scores, -1).numpy()

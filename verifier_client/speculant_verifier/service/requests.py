@@ -50,7 +50,7 @@ class Load:
 
     @contextmanager
     def admitted(self, num_sequences: int) -> Iterator[Callable[[], None]]:
-        """Reserve capacity for the sequences of one request, of either API.
+        """Reserve capacity for the sequences of one gRPC or HTTP request.
 
         Yields:
             A function that releases the capacity of one sequence. Call it as soon as a sequence ends, because the
@@ -165,7 +165,7 @@ async def paced_events_of(
 ) -> AsyncGenerator[StepEvent | None, None]:
     """Decode for a client that may read slowly; capacity is released as soon as the engine finishes a sequence.
 
-    Unread events wait in memory; at most they amount to the whole output. Closing the iterator cancels the request.
+    Unread events wait in memory, up to the whole output. Closing the iterator cancels the request.
 
     Args:
         decoder: the decoder.

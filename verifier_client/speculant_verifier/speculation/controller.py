@@ -91,7 +91,7 @@ class DraftLengthController:
     """Decides how much to draft in every step of one engine."""
 
     def __init__(self, budget: StepBudget, *, has_predictions: bool, is_measured: bool = False) -> None:
-        """Begin without experience.
+        """Begin without observed drafts.
 
         Args:
             budget: the step budget.

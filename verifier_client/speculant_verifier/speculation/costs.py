@@ -18,7 +18,7 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of tokens per row for which a table has a time, measured or estimated."""
 
 _FEWEST_KNOWN = 64
-"""Estimates are computed at once for at least this number of tokens per row."""
+"""Minimum number of tokens per row up to which estimates are computed together."""
 _Curve = tuple[int, NDArray[np.float64], NDArray[np.float64]]
 
 
@@ -136,7 +136,7 @@ def _filled(
     Args:
         widths: measured numbers of tokens, ascending from 1.
         times: times of the passes with these numbers, ascending.
-        typical: curve whose shape is used.
+        typical: curve whose shape the estimates follow.
 
     Returns:
         All numbers of tokens, and their times.

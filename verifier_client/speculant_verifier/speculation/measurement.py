@@ -36,7 +36,7 @@ BUDGET_S = 6.0
 
 _MOST_REPEATS = 9
 _SHARE_OF_SETUP = 0.4
-"""Share of the time budget for filling caches and for first runs of passes; passes that would exceed it are not
+"""Share of the time budget for filling caches and running every pass once; passes that would exceed it are not
 measured."""
 _LONGEST_PASS = 0.005
 """Share of the time budget that a pass over one token may take. If it takes longer, caches stay empty, because filling
@@ -146,8 +146,8 @@ def measure_costs(
         context: number of tokens in the cache of every row; None: :data:`CONTEXT`, or 0 for a slow model.
         budget_s: time budget, in seconds. The first two passes always run; a later pass starts only if it can end in
             time. For a model with streamed weights only two passes run, with empty caches. The first is over one token.
-            The second is over the most tokens or, with streamed experts, over two; then the costs of wider passes are
-            predicted.
+            With streamed layers, the second is over the most tokens. With streamed experts, it is over two tokens, and
+            the costs of wider passes are predicted.
         urgent: numbers of tokens per row that are measured before all others, if they are in ``tokens``.
     """
     rows, first, wanted = [*dict.fromkeys(batches)], {1, *urgent}, {1, *tokens}

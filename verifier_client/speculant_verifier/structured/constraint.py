@@ -15,7 +15,7 @@ from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Draft, TokenId
 
 _MOST_FORCED = 2_048
-"""Maximum number of forced tokens per query, because longer runs take too long in every step."""
+"""Maximum number of forced tokens per query, because computing longer runs in every step takes too long."""
 
 
 class Constraint:

@@ -1,9 +1,9 @@
 """Rewrites JSON schemas of common libraries so that they use keywords that llguidance supports.
 
 Keywords with an exact equivalent are rewritten: ``propertyNames`` as in zod's records, ``not`` with types,
-``uniqueItems`` over a few values, and formats that are only annotations. llguidance rejects all other keywords and
-names them in its error. If the client does not require strictness, ``uniqueItems`` and unknown formats are not
-enforced.
+``uniqueItems`` over a few values, and formats that are only annotations. All other unsupported keywords are rejected by
+llguidance, whose error names them. If the client does not require strictness, ``uniqueItems`` and unknown formats are
+not enforced.
 """
 
 from __future__ import annotations

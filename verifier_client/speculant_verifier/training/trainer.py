@@ -6,9 +6,9 @@ and Hutter 2019).
 
 Only a part of the trained change, :data:`STRENGTH`, is evaluated and saved. Weights interpolated between the states
 before and after training forget less than fully trained weights, and keep most of the gain (Wortsman et al. 2022,
-"Robust fine-tuning of zero-shot models"). This was measured with the demo's model pair, chains of four and 400 requests
-of a new domain. At full strength, tokens per pass rose by 11 % in the new domain and fell by 7 % on known text; at half
-strength, they changed by +7 % and -0.6 %.
+"Robust fine-tuning of zero-shot models"). In a measurement with the demo's model pair, chains of four and 400 requests
+of a new domain, full strength raised tokens per pass by 11 % in the new domain and lowered them by 7 % on known text.
+Half strength changed them by +7 % and -0.6 %.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class TrainingResult:
     """Result of a training, with evaluations on held-out requests before and after."""
 
     candidate: Path | None
-    """The best adapter; None if none was better than the initial state."""
+    """The best adapter; None if no adapter was better than the initial state."""
     held_out: tuple[RequestRecord, ...]
     """Requests for judging the candidate; their documents were in no training."""
     documents: frozenset[str]
@@ -204,7 +204,7 @@ class Trainer:
         self.share = num_trained / sum(parameter.numel() for parameter in self.model.parameters())
         """Share of the parameters that are trained."""
         self.best: tuple[Path, Evaluation] | None = None
-        """The best adapter so far by held-out loss; None while none is better than the initial state."""
+        """The best adapter so far by held-out loss; None while no adapter is better than the initial state."""
         self.num_steps = 0
         """Optimiser steps so far."""
 
@@ -319,8 +319,8 @@ def lora_config(model: PreTrainedModel, config: TrainConfig) -> LoraConfig:
     """Return peft's configuration for a new adapter.
 
     It adapts all linear layers and the experts of mixtures, which are not linear layers but three-dimensional
-    parameters. By default peft omits gpt-oss's experts, which have most of the weights. This was measured with the
-    demo's model pair (three epochs at 1e-2): held-out acceptance rose from 29 to 34 % with experts at rank 8, and fell
+    parameters. By default peft omits gpt-oss's experts, which have most of the weights. In a measurement with the
+    demo's model pair (three epochs at 1e-2), held-out acceptance rose from 29 to 34 % with experts at rank 8, and fell
     to 28 % without experts at rank 32.
     """
     experts = {".".join(name.split(".")[-2:]) for name, parameter in model.named_parameters() if parameter.ndim == 3}
