@@ -118,7 +118,7 @@ class RecordIdentity:
 
 @dataclass(slots=True)
 class Trace:
-    """Data of every emitted position of one request. It is mutable, and only the engine changes it."""
+    """Data of every emitted position of one request. It is mutable and belongs to the engine."""
 
     strategy: str
     """Strategy of the latest draft; before the first draft, the strategy that will make it."""
