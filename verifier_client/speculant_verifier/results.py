@@ -9,8 +9,8 @@ from speculant_graph.errors import SpeculantError
 from speculant_graph.types import TokenId
 
 FinishReason = Literal["stop", "length", "error"]
-"""``stop``: an end token or a stop text. ``length``: ``max_tokens`` or the model's context length. ``error``: the
-request failed."""
+"""Why a generation ended: ``stop`` at an end token or a stop text, ``length`` at ``max_tokens`` or the model's context
+length, ``error`` because the request failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,40 +20,41 @@ class TokenLogprobs:
     token_id: TokenId
     """The emitted token."""
     logprob: float
-    """Its log-probability."""
+    """Log-probability of the emitted token."""
     top_token_ids: tuple[TokenId, ...] = ()
     """The most probable tokens, best first."""
     top_logprobs: tuple[float, ...] = ()
-    """Their log-probabilities."""
+    """Log-probabilities of ``top_token_ids``."""
 
 
 @dataclass(slots=True)
 class PhaseTimes:
     """Time of a request or an engine by phase, in seconds.
 
-    Work shared by a batch counts in full for each row.
+    Time that a batch spends on shared work counts in full for each of its rows.
     """
 
     prefill_s: float = 0.0
-    """Prefill of the prompt."""
+    """Seconds for the prefill of the prompt."""
     draft_s: float = 0.0
-    """Waiting for drafts."""
+    """Seconds spent waiting for drafts."""
     forward_s: float = 0.0
-    """Forward passes over drafts."""
+    """Seconds for forward passes over drafts."""
     verify_s: float = 0.0
-    """Choosing tokens and applying the verification rule."""
+    """Seconds for choosing tokens and applying the verification rule."""
     commit_s: float = 0.0
-    """Committing accepted tokens to the cache."""
+    """Seconds for committing accepted tokens to the cache."""
     stall_s: float = 0.0
-    """Waiting for weights that do not fit into memory, as part of prefill and forward passes; 0 if all fit."""
+    """Seconds spent waiting for weights that do not fit into memory, included in prefill and forward passes; 0 if all
+    fit."""
     first_token_s: float = 0.0
-    """From admission to the first emitted token."""
+    """Seconds from admission to the first emitted token."""
     total_s: float = 0.0
-    """From admission to the last emitted token, excluding time that readers of streams take between steps."""
+    """Seconds from admission to the last emitted token, without the time that readers of streams take between steps."""
 
     @property
     def other_s(self) -> float:
-        """Remaining time, such as prefill of other prompts."""
+        """Seconds for everything else, such as the prefill of other prompts."""
         named_s = self.prefill_s + self.draft_s + self.forward_s + self.verify_s + self.commit_s
         return max(0.0, self.total_s - named_s)
 
@@ -69,11 +70,11 @@ class GenerationResult:
     text: str
     """Decoded continuation without the final end token."""
     token_ids: tuple[TokenId, ...]
-    """Its token ids, including the end token."""
+    """Token ids of the continuation, including the end token."""
     prompt_token_ids: tuple[TokenId, ...]
     """The prompt's token ids."""
     finish_reason: FinishReason
-    """Why it ended."""
+    """Why the continuation ended."""
     num_steps: int
     """Number of forward passes after the prompt."""
     num_steps_without_drafter: int
@@ -81,11 +82,11 @@ class GenerationResult:
     drafted_by_depth: tuple[int, ...]
     """Number of drafted nodes at depths 1, 2, ..."""
     accepted_by_depth: tuple[int, ...]
-    """Number of accepted nodes by depth."""
+    """Number of accepted nodes at depths 1, 2, ..."""
     times: PhaseTimes
     """Time by phase."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per token, if requested."""
+    """Log-probabilities at every token's position, if requested."""
     num_drafts: int = 0
     """Number of steps with a draft."""
     num_from_target_cache: int = 0
@@ -95,9 +96,10 @@ class GenerationResult:
     num_tried: int = 0
     """Number of positions with drafted tokens."""
     rolling_acceptance: float | None = None
-    """Acceptance rate of such positions over the tenant's latest 100 requests, including this one; None without any."""
+    """Accepted share of the positions with drafted tokens in the tenant's latest 100 requests, including this one; None
+    without such positions."""
     sample: int = 0
-    """Index of the sample for its prompt, from 0."""
+    """Index of the sample among the samples of its prompt, from 0."""
     error: SpeculantError | None = None
     """The error if the finish reason is ``error``."""
     warning: str = ""
@@ -125,7 +127,7 @@ class GenerationResult:
 
     @property
     def mean_accepted_tokens(self) -> float | None:
-        """Tokens emitted per forward pass, including the target's own token; 1 is plain decoding. None without a pass.
+        """Tokens emitted per forward pass, including the target's own; 1 means plain decoding. None without a pass.
 
         Tokens from the target cache are excluded, because they do not come from drafts.
         """
@@ -133,22 +135,25 @@ class GenerationResult:
 
     @property
     def num_from_tree(self) -> int:
-        """Number of tokens after the first of each pass: their prefix was in the verified draft."""
+        """Number of tokens, not counting the first of each pass; their prefixes were in verified drafts."""
         return max(0, len(self.token_ids) - self.num_from_target_cache - self.num_steps)
 
     @property
     def tree_hit_rate(self) -> float:
-        """Share of the tokens counted by ``num_from_tree``; with the target cache's share, SpecExec's hit rate."""
+        """Share of the tokens that ``num_from_tree`` counts.
+
+        Added to ``target_cache_hit_rate``, this share gives SpecExec's hit rate.
+        """
         return self.num_from_tree / len(self.token_ids) if self.token_ids else 0.0
 
     @property
     def target_cache_hit_rate(self) -> float:
-        """Share of the tokens from the target cache."""
+        """Share of the tokens that came from the target cache."""
         return self.num_from_target_cache / len(self.token_ids) if self.token_ids else 0.0
 
     @property
     def tokens_per_s(self) -> float:
-        """Emitted tokens per second, including prefill."""
+        """Emitted tokens per second of total time, which includes prefill."""
         return len(self.token_ids) / self.times.total_s if self.times.total_s else 0.0
 
 
@@ -159,16 +164,16 @@ class StepEvent:
     prompt_index: int
     """Index of the prompt in the call."""
     token_ids: tuple[TokenId, ...]
-    """Emitted tokens; empty only in a last event."""
+    """Emitted tokens; only the last event of a sample may have none."""
     num_accepted: int
     """Number of leading tokens that were drafted; the rest are the target's own."""
     text: str
-    """Newly final text; incomplete characters wait for the next step."""
+    """Text that became final in this step; incomplete characters wait for the next step."""
     accepted_text: str
-    """The part of ``text``, from its start, that came from accepted tokens."""
+    """Beginning of ``text`` that came from accepted tokens."""
     result: GenerationResult | None
-    """Set in the last event of a sample."""
+    """Result of the sample in its last event; None in all earlier events."""
     sample: int = 0
-    """Index of the prompt's sample."""
+    """Index of the sample among the samples of its prompt."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One per token, if requested."""
+    """Log-probabilities at every token's position, if requested."""

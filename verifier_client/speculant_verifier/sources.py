@@ -1,4 +1,4 @@
-"""Checks where a model and its tokenizer come from. Does not import torch, which takes seconds."""
+"""Checks where a model and its tokenizer come from. This module does not import torch, because that takes seconds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TOKENIZER_SETTING = "verifier.tokenizer_name"
 def require_sources(
     config: VerifierConfig, graph_paths: Sequence[Path] = (), client: ClientConfig | None = None
 ) -> None:
-    """Reject names that do not exist.
+    """Reject models, tokenizers and graphs that do not exist, and invalid addresses.
 
     Args:
-        config: names the model and its tokenizer.
+        config: settings with the names of the model and its tokenizer.
         graph_paths: graphs to draft from, as layers.
         client: the sidecar to draft with, if it has an address.
 
@@ -47,7 +47,7 @@ def require_sources(
 
 
 def require_one_source(*sources: object) -> None:
-    """Reject more than one source of drafts; None means no source.
+    """Reject more than one source of drafts; an argument of None is no source.
 
     Raises:
         ConfigError: there are several sources.

@@ -32,7 +32,7 @@ FITTING: dict[RuleName, tuple[StrategyName, ...]] = {
     "tree-wor": _DRAWN,
     "tree-iid": _DRAWN,
 }
-"""Suitable strategies by rule, the best first. A rule is lossless with the drafts of any strategy."""
+"""Suitable strategies for each rule, the best first. With any other strategy, a rule is still lossless."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Sources:
         ]
 
     def variations(self) -> list[tuple[Sources, str]]:
-        """Return other possible sources, and the change of settings that adds each."""
+        """Return the sources with one of them added or removed, and the change of settings that does so."""
         return [
             (replace(self, has_model=False), "leave draft_model.name out")
             if self.has_model
@@ -157,7 +157,7 @@ _SETTINGS = {
 }
 """Drafting options of requests and the corresponding settings."""
 _BOUNDED = ("node_budget", "max_depth", "draft_n", "draft_filler_top_k")
-"""Options for which the setting is an upper bound."""
+"""Options of requests for which the setting is an upper bound."""
 
 
 def require_request(config: GenerationConfig, draft: DraftConfig) -> None:

@@ -48,7 +48,7 @@ def speculant_generate(
     spec_streamer: Callable[[int, Sequence[TokenId]], object] | None = None,
     **model_inputs: Any,
 ) -> LongTensor | GenerateDecoderOnlyOutput:
-    """Decode as ``model.generate`` does, with drafts; greedy output is the same.
+    """Decode like ``model.generate``, but with drafts; greedy output is the same.
 
     Examples:
         >>> model.generate(**inputs, max_new_tokens=50, custom_generate=speculant_generate, drafter=drafter)
@@ -57,10 +57,11 @@ def speculant_generate(
         model: any causal model of transformers that :class:`TargetModel` accepts.
         input_ids: prompts, ``[batch, length]``, left-padded.
         logits_processor: made by transformers from the call's settings.
-        stopping_criteria: the same.
-        generation_config: the same.
+        stopping_criteria: made by transformers from the call's settings.
+        generation_config: made by transformers from the call's settings.
         drafter: the drafter, which the caller opens and closes; None: draft from the sequences themselves.
-        draft_config: ``k``, the most nodes per step, and drafting settings if no drafter is given.
+        draft_config: drafting settings: ``k`` (maximum number of nodes per step) and, if no drafter is given, all
+            others.
         seeds: sampling seed of every row; None: seeds from torch's random state.
         rule: the verification rule.
         max_batch_size: maximum number of rows at a time; 0: all rows.
@@ -154,7 +155,7 @@ def _attention_of(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Padded(LogitsProcessor):
-    """Adds the padding to rows before processors run, as in transformers, because their lengths include it."""
+    """Adds the padding to rows before processors run, because row lengths in transformers include it."""
 
     def __init__(self, processors: LogitsProcessorList, padding: Sequence[TokenId]) -> None:
         self._processors = processors

@@ -1,1 +1,1 @@
-"""NASD, n-gram assisted speculative decoding, as a drafter and as the paper's loop."""
+"""NASD (n-gram assisted speculative decoding): a drafter for the engine, and the paper's decoding loop."""

@@ -1,17 +1,17 @@
-"""NASD, n-gram assisted speculative decoding, with the paper's names: n-gram storages and a decoding loop.
+"""N-gram storages and a decoding loop of NASD (n-gram assisted speculative decoding), named as in the paper.
 
 The loop decodes one sequence, for study or comparison. With the strategies ``adaptive`` and ``tree``,
 :class:`~speculant_verifier.decoder.SpeculativeDecoder` also drafts from the sequence itself.
 
-Descriptions of NASD have off-by-one differences. These storages follow the paper's tables and examples:
+Descriptions of NASD differ by one token in some places. These storages follow the paper's tables and examples:
 
-- An n-gram is a context of n - 1 tokens and its successor, so n = 2 uses one token. :class:`NGramStorage` has the
-  orders 2 to n, and ``counts[order]`` has contexts of order - 1 tokens. (Loops that end at contexts of two tokens would
-  have no order for n = 2.)
-- ``update`` learns a context of exactly n - 1 tokens, like ``initialize`` and ``next_token``. (With n tokens, the first
-  token after a prompt of n - 1 tokens would be lost.)
-- The context is always the *last* tokens, and ``next_token`` returns ``[batch, 1]``.
-- A successor becomes the top token when its count exceeds the top token's count, not when it equals it.
+- An n-gram is a context of n - 1 tokens and its successor, so with n = 2 the context is one token.
+  :class:`NGramStorage` has tables for the orders 2 to n; contexts in ``counts[order]`` have order - 1 tokens. (If the
+  shortest contexts had two tokens, there would be no table for n = 2.)
+- ``update`` learns contexts of n - 1 tokens, the length that ``initialize`` and ``next_token`` use. (With contexts of n
+  tokens, it would not learn the first token after a prompt of n - 1 tokens.)
+- The context is always the *last* tokens of a sequence. ``next_token`` returns ``[batch, 1]``.
+- A successor replaces the top token only when its count is higher; if both counts are equal, the top token stays.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from speculant_verifier.nasd.nasd_drafter import DEFAULT_MAX_CONTEXTS, NGramCoun
 
 
 class INgramStorage(ABC):
-    """Interface of n-gram storages: contexts and the tokens that followed them.
+    """Interface of n-gram storages, which store contexts and the tokens that followed them.
 
     Subclass it for a custom storage.
     """
@@ -43,11 +43,11 @@ class INgramStorage(ABC):
         """Check and store the sizes.
 
         Args:
-            n: tokens of the longest n-gram, one more than its context.
+            n: number of tokens of the longest n-gram: its context and one successor.
             vocab_size: size of the model's vocabulary.
 
         Raises:
-            ConfigError: n is not a whole number of at least 2, or vocab_size not one of at least 1.
+            ConfigError: ``n`` is not an integer of at least 2, or ``vocab_size`` is not an integer of at least 1.
         """
         self.n = _at_least(2, "n", n)
         self.vocab_size = _at_least(1, "vocab_size", vocab_size)
@@ -60,13 +60,13 @@ class INgramStorage(ABC):
             input_ids: sequences, integers ``[batch, length]``.
 
         Returns:
-            The tokens, int64 ``[batch, 1]``, and whether each context was known, bool ``[batch, 1]``. At unknown
-            contexts the tokens are random.
+            The tokens, int64 ``[batch, 1]``, and whether each context was known, bool ``[batch, 1]``. After unknown
+            contexts, the tokens are random.
         """
 
     @abstractmethod
     def update(self, input_ids: Tensor, next_tokens: Tensor) -> None:
-        """Count each next token of a row once as a successor of the row's context.
+        """For each row, count each of the next tokens once as a successor of the row's context.
 
         Args:
             input_ids: contexts, integers ``[batch, length]``.
@@ -88,7 +88,7 @@ class NGramStorage(INgramStorage):
     The storage consists of dictionaries. Inputs are tensors of any integer dtype on any device; results are on the same
     device. Padding is not supported: every token of a row belongs to its sequence. All methods raise
     ``DraftRequestError`` for inputs that are not tensors, have a wrong shape or dtype, or contain tokens outside the
-    vocabulary. They check this before they learn anything.
+    vocabulary. They check their inputs before they learn anything.
     """
 
     _keeps_shorter_contexts: ClassVar[bool] = True
@@ -97,10 +97,10 @@ class NGramStorage(INgramStorage):
         """Create an empty storage.
 
         Args:
-            n: tokens of the longest n-gram, one more than its context.
-            vocab_size: size of the model's vocabulary, and upper bound of random tokens at unknown contexts.
-            max_contexts: maximum contexts stored, about 450 bytes each; beyond it the least recently learned contexts
-                of the largest order are dropped.
+            n: number of tokens of the longest n-gram: its context and one successor.
+            vocab_size: size of the model's vocabulary, from which tokens after unknown contexts are drawn at random.
+            max_contexts: maximum number of stored contexts, about 450 bytes each; when it is exceeded, the order with
+                the most contexts drops its least recently learned ones.
 
         Raises:
             ConfigError: n is not an integer of at least 2, or another argument is not an integer of at least 1.
@@ -111,7 +111,7 @@ class NGramStorage(INgramStorage):
 
     @property
     def counts(self) -> Mapping[Any, Any]:
-        """Counts of each successor of each context, by order; not a copy."""
+        """How often each successor followed each context, by order; not a copy."""
         return self._table.counts
 
     @property
@@ -120,7 +120,10 @@ class NGramStorage(INgramStorage):
         return self._table.most_frequent
 
     def next_token(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Predict the next tokens; see :class:`INgramStorage`. A random token depends only on the sequence length."""
+        """Predict the next tokens; see :class:`INgramStorage`.
+
+        The random token after an unknown context depends only on the sequence length.
+        """
         found = [self._table.successor(end) for end in self._rows("input_ids", input_ids, self.n - 1)]
         unknown = int(uniform(0, input_ids.shape[1], PROPOSAL_STREAM) * self.vocab_size)
         token_ids = [unknown if token_id is None else token_id for token_id in found]
@@ -146,7 +149,7 @@ class NGramStorage(INgramStorage):
             self._table.learn(token_ids)
 
     def _rows(self, name: str, tensor: Tensor, num_tokens: int | None = None) -> list[list[int]]:
-        """Return the last ``num_tokens`` tokens of every row, or all tokens."""
+        """Return the last ``num_tokens`` tokens of every row, or all its tokens if ``num_tokens`` is None."""
         if not isinstance(tensor, Tensor):
             problem = f"{name} is not a tensor but {type(tensor).__name__}"
         elif tensor.ndim != 2 or tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
@@ -164,13 +167,13 @@ class NGramStorage(INgramStorage):
 
 
 class OneLevelNGramStorage(NGramStorage):
-    """N-grams of exactly n tokens, without shorter contexts; the tables have no orders."""
+    """N-grams of exactly n tokens, without back-off to shorter contexts, so the tables are not split by order."""
 
     _keeps_shorter_contexts = False
 
     @property
     def counts(self) -> Mapping[Any, Any]:
-        """Counts of each successor of each context of n - 1 tokens."""
+        """How often each successor followed each context of n - 1 tokens."""
         return self._table.counts[self.n]
 
     @property
@@ -180,7 +183,7 @@ class OneLevelNGramStorage(NGramStorage):
 
 
 def _at_least(least: int, name: str, value: object) -> int:
-    """Return an integer after checking its lower bound."""
+    """Check that a value is an integer of at least ``least``, and return it."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ConfigError(f"{name} is {value!r}", fix=f"give a whole number of at least {least}", field=name)
     return int(value)
@@ -240,14 +243,14 @@ def ngram_assisted_speculative_generate(
 ) -> tuple[list[TokenId], float]:
     """Decode one sequence, with drafts from n-grams of the sequence itself.
 
-    Decoding is lossless: with a greedy processor the tokens equal the target's, with a sampling processor their
-    distribution does. The target samples one token at every position, given the exact prefix. A drafted token is
-    accepted if it equals this token; after a mismatch the target's token is emitted. (NASD as usually written samples
-    again after a mismatch, which favours drafted tokens: a token of probability p is emitted with probability
+    Decoding is lossless: with a greedy processor the tokens equal the target's, and with a sampling processor they have
+    the target's distribution. The target samples one token at every position, given the exact prefix. A drafted token
+    is accepted if it equals this token; after a mismatch the target's token is emitted. (NASD as usually written
+    samples again after a mismatch, which favours drafted tokens: a token of probability p is emitted with probability
     ``p + (1 - p) p``.)
 
-    The storage learns the prompt, and after it every emitted token with the target's most probable tokens at its
-    position. A storage passed to the next call continues to learn.
+    The storage learns the prompt, then every emitted token and the target's most probable tokens at the same position.
+    It keeps what it learned if it is passed to another call.
 
     Args:
         inputs: the prompt's token ids.
@@ -259,7 +262,7 @@ def ngram_assisted_speculative_generate(
             emitted tokens are learned.
         logits_processor: chooses the target's token: one of the two classes here, or another class with the same two
             methods.
-        max_gen_len: maximum number of tokens to generate; fewer at the end of the target's context.
+        max_gen_len: maximum number of tokens to generate; generation also ends where the target's context ends.
         eos_tokens_id: the end token or end tokens.
         pad_token_id: fills the buffer after the sequence; it is never read.
         use_cache: keep a KV cache between passes, which requires that all layers are attention layers; otherwise each
@@ -269,8 +272,8 @@ def ngram_assisted_speculative_generate(
         debug: write the drafted and accepted tokens of every pass to standard error.
 
     Returns:
-        The generated tokens, with the end token if any, and the ratio of accepted to drafted tokens, 0 if none was
-        drafted.
+        The generated tokens, including an end token, and the ratio of accepted to drafted tokens (0 if no token was
+        drafted).
 
     Raises:
         GenerationRequestError: the prompt is empty, too long for the target, or has tokens outside its vocabulary.

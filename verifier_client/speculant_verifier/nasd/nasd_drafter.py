@@ -1,8 +1,8 @@
 """The strategy ``nasd``: drafts from n-grams of a tenant's sequences, counted during decoding.
 
-This is NASD in the engine, batched and with any rule; :mod:`speculant_verifier.nasd.generation` has the paper's loop.
-Both count n-grams while a sequence grows. Dictionaries map contexts to their most frequent successor, which takes a few
-microseconds per token. The counts are not thread-safe.
+This is NASD for the engine, with batches and any verification rule; :mod:`speculant_verifier.nasd.generation` has the
+paper's loop. Both count n-grams while a sequence grows. Dictionaries map contexts to their most frequent successors, so
+learning and drafting take a few microseconds per token. The counts are not thread-safe.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from speculant_graph.types import (
 )
 
 DEFAULT_MAX_CONTEXTS = 1_000_000
-"""About half a gigabyte when full: a context and its successors take 420 to 480 bytes in ordinary text."""
+"""Default maximum number of contexts, about half a gigabyte: a context and its successors take 420 to 480 bytes in
+ordinary text."""
 
 Context = tuple[TokenId, ...]
-"""The n - 1 or fewer tokens before a successor."""
+"""Tokens that precede a successor, at most n - 1."""
 
 
 class NGramCounts:
@@ -40,10 +41,10 @@ class NGramCounts:
         """Create empty counts.
 
         Args:
-            n: tokens of the longest n-gram, one more than its context, at least 2.
-            shortest_context: tokens of the shortest context, at most n - 1.
-            max_contexts: maximum contexts stored, at least 1; beyond it the least recently learned contexts of the
-                largest order are dropped.
+            n: number of tokens of the longest n-gram, including the successor; at least 2.
+            shortest_context: number of tokens of the shortest context, at most n - 1.
+            max_contexts: maximum number of stored contexts, at least 1; when it is exceeded, the order with the most
+                contexts drops its least recently learned ones.
         """
         self.n, self.max_contexts = n, max_contexts
         self._shortest = shortest_context
@@ -65,9 +66,9 @@ class NGramCounts:
             self.count(row[max(0, i + 1 - self.n) : i], row[i : i + 1])
 
     def count(self, context: Sequence[TokenId], token_ids: Sequence[TokenId]) -> None:
-        """Count each token once as a successor of a context, whose last n - 1 tokens are used.
+        """Count each token once as a successor of a context's last n - 1 tokens and of their shorter suffixes.
 
-        Several tokens are alternatives for one position, not a continuation.
+        If there are several tokens, they are alternatives for one position, not a continuation.
         """
         end = tuple(context[1 - self.n :])
         for length in range(len(end), self._shortest - 1, -1) if token_ids else ():
@@ -89,15 +90,16 @@ class NGramCounts:
             self.most_frequent[order].pop(forgotten, None)
 
     def successor(self, context: Sequence[TokenId]) -> TokenId | None:
-        """Return the most frequent successor of the longest stored suffix of a context; None if there is none.
+        """Return the most frequent successor of a context's longest stored suffix; None if no suffix is stored.
 
-        Among equally frequent successors, it is the first that reached the count. Lookups do not change the order.
+        Among equally frequent successors, the first that reached the count is returned. Lookups do not protect a
+        context from being dropped.
         """
         return longest_successor(tuple(context[1 - self.n :]), self)
 
 
 def longest_successor(end: Context, *tables: NGramCounts) -> TokenId | None:
-    """Return the most frequent successor of the longest context suffix in any table; None if there is none."""
+    """Return the most frequent successor of a context's longest suffix in any table; None if no table has a suffix."""
     for length in range(len(end), 0, -1):
         key = end[-length:]
         for table in tables:
@@ -108,10 +110,10 @@ def longest_successor(end: Context, *tables: NGramCounts) -> TokenId | None:
 
 
 _MAX_CONTEXTS = 250_000
-"""Maximum number of contexts of a tenant, about 120 MB."""
+"""Maximum number of contexts of one tenant, about 120 MB."""
 _MAX_ALL_CONTEXTS = 1_000_000
-"""Maximum contexts of all tenants together. Beyond it, the counts of idle tenants are dropped, the least recently used
-first."""
+"""Maximum number of contexts of all tenants together. If there are more, the counts of idle tenants are dropped, the
+least recently used first."""
 
 
 @dataclass(slots=True)
@@ -120,19 +122,19 @@ class _Sequence:
 
     options: SessionOptions
     shared: NGramCounts | None
-    """Its tenant's counts, if any."""
+    """Counts shared by the tenant's sequences; None if nothing is shared."""
     own: NGramCounts | None
-    """Its own counts, if its tenant does not learn from it."""
+    """The sequence's own counts; None if the tenant's shared counts learn from it."""
     token_ids: list[TokenId] = field(default_factory=list)
     """Learned tokens."""
     draft_id: int = 0
-    """Its latest draft."""
+    """Id of the sequence's latest draft."""
     filler_top_k: int = 0
     """Number of the target's most probable tokens to learn at the latest draft's positions."""
 
     @property
     def tables(self) -> tuple[NGramCounts, ...]:
-        """The counts from which it drafts."""
+        """The counts from which the sequence's drafts are made."""
         return tuple(table for table in (self.own, self.shared) if table is not None)
 
 
@@ -143,12 +145,14 @@ class NasdDrafter:
         """Start without sequences.
 
         Args:
-            config: ``n``, ``filler_top_k``, ``stop_if_unknown`` and ``max_learned_tokens``.
-            vocabulary_size: upper bound of random tokens at unknown contexts; with 0, a draft ends there.
+            config: drafting settings, of which ``n``, ``filler_top_k``, ``stop_if_unknown`` and ``max_learned_tokens``
+                are used.
+            vocabulary_size: size of the vocabulary from which tokens after unknown contexts are drawn at random; with
+                0, a draft ends at an unknown context.
         """
         self._config, self._vocabulary_size = config or DraftConfig(strategy="nasd"), vocabulary_size
         self.capabilities = STRATEGIES["nasd"]
-        """The properties of its drafts."""
+        """Properties of this drafter's drafts."""
         self._tenants: OrderedDict[str, NGramCounts] = OrderedDict()  # least recently used first
         self._sequences: dict[int, _Sequence] = {}
         self._draft_ids = itertools.count(1)
@@ -161,7 +165,7 @@ class NasdDrafter:
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Number of steps and nodes."""
+        """Number of draft calls and of drafted nodes."""
         return DrafterStatistics(steps=self._num_steps, drafted_nodes=self._num_nodes)
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> None:
@@ -194,7 +198,7 @@ class NasdDrafter:
         return storage
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Learn the new tokens of every sequence, then draft for it."""
+        """For every sequence, learn its new tokens, then draft."""
         self._num_steps += 1
         drafts = [self._draft(step) for step in steps]
         self._num_nodes += sum(map(len, drafts))
@@ -245,7 +249,7 @@ class NasdDrafter:
 
 
 def _learn(sequence: _Sequence, step: SequenceStep, n: int) -> None:
-    """Count each new token, and the target's other top tokens at its position, as successors."""
+    """Count each new token and the target's other top tokens at its position as successors of the preceding context."""
     known, feedback = len(sequence.token_ids), step.feedback
     fillers: dict[int, list[TokenId]] = {}
     if sequence.filler_top_k > 1 and feedback is not None and feedback.draft_id == sequence.draft_id:

@@ -1,13 +1,13 @@
-"""Mixture-of-experts offloading: experts are read individually when the router chooses them, and cached in memory.
+"""Offloading for mixtures of experts: each expert is read when the router chooses it, and then cached in memory.
 
-All layers share one pool. A narrow pass reads the chosen experts that are not in the pool. While a layer is computed,
-the pass prefetches experts for the next layer: it applies the next layer's router to the present input. Hidden states
-change little from layer to layer, so most guesses are right; a model with many wrong guesses gets fewer prefetches. A
-wrong guess is cancelled if its read has not begun.
+All layers share one pool, and a pass reads the chosen experts that are not in it. On a CPU, while a layer is computed,
+the next layer's experts are prefetched. The pool guesses them by applying the next layer's router to the present
+layer's input. Hidden states change little from layer to layer, so most guesses are right. If many guesses are wrong,
+fewer experts are prefetched. A wrong guess is cancelled if its read has not begun.
 
-A pass that needs most experts of a layer will need about as many in the next layer. It reads them while the present
-layer is computed. Eviction is random: passes visit the layers in order, so LRU would evict the expert that is needed
-next.
+A pass that needs at least half of a layer's experts will need about as many in the next layer, and prefetches that many
+on any device. The experts to evict are chosen at random: passes visit the layers in order, so LRU would evict the
+expert that is needed next.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from speculant_verifier.offload.host_memory import HostMemory
 from speculant_verifier.offload.weight_files import PinnedWeights, StoredTensor, WeightReader, new_space, type_in_memory
 
 _MOST = 0.5
-"""Share of a layer's experts. If a pass needs more than this, about as many of the next layer are read before its
-router chooses."""
+"""Share of a layer's experts. If a pass needs at least this share, it reads as many experts of the next layer before
+that layer's router chooses."""
 
 _MEMORY = 0.95
 """Decay of the running share of right guesses, applied at each layer."""
@@ -47,23 +47,23 @@ class ExpertPool:
         source: WeightReader | PinnedWeights | HostMemory,
         routers: Sequence[tuple[Tensor, Tensor | None] | None],
     ) -> None:
-        """Set up the pool for all layers, in order.
+        """Set up the pool for the experts of all layers.
 
         Args:
-            modules: the layers with their weights; each weight has one row per expert.
+            modules: the expert modules of the layers, in order, and their weights; each weight has one row per expert.
             num_slots: number of experts that fit into memory.
-            like: tensor whose device the pool uses, and whose dtype unless weights are packed.
+            like: tensor with the pool's device and, unless the weights are packed, its dtype.
             source: reads the weights.
-            routers: weight and bias of the routers; None if unknown.
+            routers: weight and bias of each layer's router; None for a layer whose router is unknown.
         """
         self._source: Any = source
         self._modules = modules
         self._num_experts = int(modules[0][0].num_experts)  # type: ignore[arg-type]
         self.num_wanted = self.num_found = 0
-        """Number of experts that passes needed, and how many of them were in the pool."""
+        """Number of experts needed by passes, and how many of them were in the pool or being read."""
         shapes = {name: stored.shape[1:] for name, stored in modules[0][1].items()}
         self.gives_back = like.device.type == "cpu"
-        """Whether reducing the slots frees memory."""
+        """Whether memory is freed when the number of slots is reduced."""
         kinds = {name: like.to(type_in_memory(each, like.dtype)) for name, each in modules[0][0].named_parameters()}
         spaces = {name: new_space((num_slots, *shape), kinds[name]) for name, shape in shapes.items()}
         self._pool = {name: pool for name, (pool, _) in spaces.items()}
@@ -135,7 +135,7 @@ class ExpertPool:
         return (hidden, self._slots[layer][chosen], *rest), kwargs
 
     def _guess(self, layer: int, hidden: Tensor, kept: Sequence[_Expert]) -> None:
-        """Prefetch experts of the next layer, the most probable first, as many as this layer needed."""
+        """Prefetch the most probable experts of the next layer, at most as many as this layer needed."""
         router = self._routers[layer]
         if router is None or not self.gives_back:  # copies to a GPU can't be cancelled
             return
@@ -169,7 +169,7 @@ class ExpertPool:
         self._guessed = []
 
     def _fetch(self, layer: int, wanted: Sequence[_Expert], hidden: Tensor) -> None:
-        """Wait until the chosen experts are in the pool; after a wide choice, prefetch for the next layer, too."""
+        """Read the chosen experts and wait for them; if they are many, start reading the next layer's experts, too."""
         self._take(wanted, wanted)
         if len(wanted) >= _MOST * self._num_experts:
             following = (layer + 1) % len(self._modules)

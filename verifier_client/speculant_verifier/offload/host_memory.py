@@ -1,9 +1,9 @@
 """Host memory as the middle tier of offloading, between the disk and the compute device.
 
-Host memory has the most frequently used weights, and copies them to the device on demand; all others are read from the
-disk directly to the device. Replacement is by frequency: a weight enters if it is used more often than the least used
-weight in memory. So weights that passes use in turn, such as the layers of a dense model, do not evict each other. With
-LRU they would.
+The most frequently used weights are in host memory and are copied to the device on demand. All other weights are read
+from the disk directly to the device. A weight enters host memory only if it is used more often than the least used
+weight there. So weights that every pass uses in turn, such as the layers of a dense model, do not evict each other, as
+they would with LRU.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Copier(Protocol):
 
     @property
     def stall_s(self) -> float:
-        """Seconds that passes waited for copies."""
+        """Total seconds for which forward passes waited for copies."""
 
     def space(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Allocate memory to copy from."""
 
     def read(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Any]:
-        """Start copying each tensor to one of the same shape."""
+        """Start copying each tensor to a device tensor of the same shape."""
 
     def wait(self, started: Sequence[Any]) -> None:
         """Make later computation wait for the copies."""
@@ -66,15 +66,16 @@ class _Started:
     reading: list[Any]
     copying: list[Any]
     into: list[Tensor]
-    """Targets of the copy after the read; empty if the read goes directly to the device, or if the copy has started."""
+    """Device tensors to copy to after the read; empty if the weights are read directly to the device, or if the copy
+    has started."""
 
     def cancel(self) -> bool:
-        """Cancel nothing, because the read weights stay in memory."""
+        """Never cancel, because weights that were read stay in host memory."""
         return False
 
 
 class HostMemory:
-    """Transfers weights to a device from host memory, within a budget, or from the disk."""
+    """Transfers weights to a device, either from host memory (within a budget) or from the disk."""
 
     def __init__(self, num_bytes: int, reader: WeightReader, copier: Copier) -> None:
         """Start with empty memory.
@@ -101,7 +102,7 @@ class HostMemory:
 
     @property
     def stall_s(self) -> float:
-        """Total seconds that forward passes waited for reads and copies."""
+        """Total seconds for which forward passes waited for reads and copies."""
         return self._reader.stall_s + self._copier.stall_s
 
     def read(self, pairs: _Pairs) -> list[_Started]:
@@ -111,7 +112,7 @@ class HostMemory:
             pairs: stored tensors, each with a device tensor of the same shape.
 
         Returns:
-            The argument of :meth:`wait`.
+            The started transfers, as the argument of :meth:`wait`.
         """
         key, into = pairs[0][0], [tensor for _, tensor in pairs]
         self._count(key)
@@ -158,7 +159,7 @@ class HostMemory:
             self._uses = Counter({each: count // 2 for each, count in self._uses.items() if count > 1})
 
     def _space_for(self, pairs: _Pairs) -> _Unit | None:
-        """Return memory for a unit: free memory, or the memory of a less used unit."""
+        """Return memory for a unit, either free or taken from a less used unit; None if there is no such memory."""
         needed = _size([tensor for _, tensor in pairs])
         if needed <= self._left:
             try:

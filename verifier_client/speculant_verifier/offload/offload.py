@@ -1,4 +1,4 @@
-"""A loaded model with streamed weights: either experts, or whole layers that are fetched while others are computed."""
+"""Streams weights of a loaded model: experts, or whole layers that are fetched while other layers are computed."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ class LayerStream:
     """
 
     num_wanted = num_found = 0
-    """Number of experts that passes needed, and of those found in memory; 0 for layers."""
+    """Number of experts needed by passes, and how many of them were in memory; always 0, because layers are
+    streamed."""
     gives_back = True
-    """Whether reducing the slots frees memory."""
+    """Whether memory is freed when the number of slots is reduced."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class LayerStream:
         """Change the number of resident layers, between passes.
 
         Args:
-            num_slots: number of slabs, including those of streamed layers.
+            num_slots: number of slabs, including the two for streamed layers.
             progress: iterates over the indices of layers to read, and shows progress.
         """
         self._source.drain()
@@ -90,7 +91,7 @@ class LayerStream:
         self._is_dirty = False
 
     def _start(self, position: int) -> None:
-        """Start fetching into both slabs, beginning at a position."""
+        """Start fetching layers into both slabs, beginning at a position in the order of streamed layers."""
         self._next = position
         self._fetching.clear()
         for following in range(position, position + len(self._slabs)):
@@ -140,16 +141,16 @@ class LayerStream:
 
 
 def _padded(stored: StoredTensor | Tensor) -> int:
-    """Return the number of elements of a tensor, padded so that the next one is aligned for vector instructions."""
+    """Return a tensor's number of elements, padded so that the next tensor is aligned for vector instructions."""
     return -(-torch.Size(stored.shape).numel() // 64) * 64
 
 
 OFFLOAD = "_speculant_offload"
-"""Name of the attribute of a loaded model that has its :class:`Offload`."""
+"""Name of the attribute that stores a loaded model's :class:`Offload`."""
 
 
 class Offload:
-    """Fetches the streamed weights of a plan whenever the model runs."""
+    """Fetches the weights that a plan streams whenever the model runs."""
 
     degradable = "weights in memory"
 
@@ -158,13 +159,13 @@ class Offload:
 
         Args:
             model: the model, without its streamed weights.
-            plan: the plan.
+            plan: the placement of its weights.
             folder: temporary folder for weights that could not be read in the checkpoint's format; :meth:`close`
                 removes it.
         """
         self.plan, self._folder = plan, folder
         self.num_slots = plan.num_slots
-        """Present number of slots."""
+        """Present number of layers or experts that fit into memory."""
         stored: dict[str, Any] = dict(stored_tensors(_index_of(model)))
         remove_hook_from_submodules(model)
         for parameter in model.parameters():
@@ -200,7 +201,7 @@ class Offload:
 
     @property
     def stall_s(self) -> float:
-        """Seconds that passes waited for weights."""
+        """Total seconds for which forward passes waited for weights."""
         return self._source.stall_s
 
     @property
@@ -210,21 +211,21 @@ class Offload:
 
     @property
     def num_wanted(self) -> int:
-        """Number of experts that passes needed; 0 if layers are streamed."""
+        """Number of experts needed by passes; 0 if layers are streamed."""
         return self._stream.num_wanted
 
     @property
     def num_found(self) -> int:
-        """Number of these experts that were in memory or being read."""
+        """Number of needed experts that were already in memory or being read."""
         return self._stream.num_found
 
     def resize(self, num_slots: int) -> None:
-        """Change the number of units in memory, up to the planned number; not during a pass."""
+        """Change the number of layers or experts in memory, between passes; at most the planned number."""
         self._stream.resize(num_slots)
         self.num_slots = num_slots
 
     def reduce(self) -> int | None:
-        """Drop a quarter of the degradable units from memory; return the freed bytes, or None if none can be freed."""
+        """Drop a quarter of the optional units from memory; return the freed bytes, or None if nothing can be freed."""
         before, least = self.num_slots, self.plan.least_slots
         if before <= least or not self._stream.gives_back:
             return None

@@ -1,8 +1,8 @@
 """Experts of gpt-oss in their published format, MXFP4: they stay packed, and are decoded during multiplication.
 
-32 numbers of four bits (E2M1) share one exponent (E8M0): 17 bytes for 32 weights. A few rows of an expert at a time are
-decoded into a buffer that fits into the CPU cache, and multiplied with the expert's inputs. Decoding a whole expert
-would write, and read again, four to eight times its packed size.
+In MXFP4, 32 numbers of four bits (E2M1) share one exponent (E8M0), so 32 weights take 17 bytes. A few rows of an expert
+at a time are decoded into a buffer that fits into the CPU cache, and multiplied with the expert's inputs. Decoding a
+whole expert at once would write four to eight times its packed size to memory, and read it again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STRETCH = 1 << 21
 """Size of the buffer of decoded rows, in bytes."""
 _METHOD = "speculant-packed"
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""The 16 values of E2M1, by their four bits."""
+"""The 16 values of E2M1, indexed by their four bits."""
 
 
 def is_packed(config: PreTrainedConfig) -> bool:
@@ -38,12 +38,12 @@ def is_packed(config: PreTrainedConfig) -> bool:
 
 
 def has_kernels() -> bool:
-    """Return whether transformers has GPU kernels for packed experts; otherwise it decodes them all."""
+    """Return whether transformers has GPU kernels for packed experts; without kernels it decodes all experts."""
     return bool(is_triton_available("3.4.0") and is_kernels_available())
 
 
 class PackedExperts(nn.Module):
-    """Experts of one layer, or of all layers: every weight has one row per expert."""
+    """Packed experts of one layer, or of all layers; every weight has one row per expert."""
 
     _apply_gate: Any = GptOssExperts._apply_gate
 
@@ -70,12 +70,12 @@ class PackedExperts(nn.Module):
         """Compute the weighted sum of the experts' outputs for every token.
 
         Args:
-            hidden_states: ``[n, hidden]``.
+            hidden_states: inputs, ``[n, hidden]``.
             router_indices: indices of the experts of every token, ``[n, k]``.
-            routing_weights: their weights, ``[n, k]``.
+            routing_weights: weights of these experts, ``[n, k]``.
 
         Returns:
-            ``[n, hidden]``.
+            The sums, ``[n, hidden]``.
         """
         num_tokens, num_chosen = router_indices.shape
         chosen, order = router_indices.reshape(-1).sort(stable=True)
@@ -88,7 +88,7 @@ class PackedExperts(nn.Module):
         return weighted.view(num_tokens, num_chosen, -1).sum(dim=1).to(hidden_states.dtype)
 
     def _project(self, name: str, expert: int, inputs: Tensor) -> Tensor:
-        """Multiply rows by a matrix of an expert, and add its bias."""
+        """Multiply input rows by one of an expert's matrices, and add the bias."""
         parts: Any = self._parameters
         blocks, scales, bias = (parts[f"{name}{part}"][expert] for part in ("_blocks", "_scales", "_bias"))
         num_rows, width = len(blocks), inputs.shape[1]
@@ -123,7 +123,7 @@ def pack(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Replace the experts of a model on the meta device with packed experts.
 
     Raises:
-        ConfigError: their sizes are not multiples of the block size.
+        ConfigError: the sizes of the experts are not multiples of the block size.
     """
     config = model.config
     if config.hidden_size % BLOCK or config.intermediate_size % BLOCK:

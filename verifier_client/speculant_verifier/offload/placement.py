@@ -1,10 +1,11 @@
 """Decides which weights stay in memory and which are streamed in every pass.
 
-The decision uses only sizes; nothing is loaded. In a dense model, as many decoder layers stay as fit. Every n-th layer
-is streamed, so that it is read while the resident layers before it are computed. In a mixture of experts, the experts
-are streamed individually, and all other weights stay. SpecExec (Svirschevski et al. 2024) instead places each layer on
-one side. For a GPU, streamed weights are in host memory if they fit there; the others are on the disk, as for a CPU.
-Experts in MXFP4 stay packed, in memory and when streamed.
+The decision uses only sizes; nothing is loaded. In a dense model, as many decoder layers as fit stay in memory. The
+streamed layers are evenly spread, so that each is read while the resident layers before it are computed. In a mixture
+of experts, the experts are streamed individually, and all other weights stay in memory. SpecExec (Svirschevski et al.
+2024), in contrast, streams whole layers. On a GPU, weights are streamed from host memory as far as they fit there, and
+otherwise from the disk. On a CPU, they are streamed from the disk. Experts in MXFP4 stay packed, both in memory and
+when streamed.
 """
 
 from __future__ import annotations
@@ -24,27 +25,28 @@ from speculant_verifier.offload.packed_experts import has_kernels, is_packed, pa
 from speculant_verifier.sources import MODEL_SETTING
 
 _RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.25
-"""Share of the budget reserved for the KV cache and for temporary memory of passes."""
+"""Shares of the budget that dense models and mixtures of experts reserve for the KV cache and for temporary memory of
+passes."""
 _LEAST_GB = 0.1
-"""Smaller sizes are shown in megabytes."""
+"""Sizes below this number of gigabytes are shown in megabytes."""
 _KV_SHARE = 0.4
-"""Share of the reserve for the KV cache."""
+"""Share of the reserved memory that the KV cache gets."""
 _FREE_SHARE = 0.9
-"""Share of the free memory used if no budget is set."""
+"""Share of the free memory that may be used if no budget is set."""
 _WIDEST = 256
 """Maximum number of nodes of a tree; larger trees have hardly ever helped."""
 _MOST_SLOTS = 4096
-"""Maximum experts in a pool: transformers counts their tokens with a float32 histogram, which is exact up to this
-number."""
+"""Maximum number of experts in a pool: transformers counts their tokens with a float32 histogram, which is exact up to
+this number."""
 _NUM_SLABS = 2
-"""Slabs for streamed layers: one is computed while the other is read."""
+"""Number of slabs for streamed layers: one layer is computed while the next is read."""
 _TOLERANCE = 1.05
-"""Memory counts as short beyond the budget times this factor, because temporary memory of passes varies."""
+"""Memory counts as short only beyond the budget times this factor, because passes vary in their temporary memory."""
 _CPU = torch.device("cpu")
 _UNKNOWN = 1 << 60
-"""Assumed free bytes if the number is unknown."""
+"""Free bytes assumed if the system does not report their number."""
 SMALLER = "choose a smaller model ({field}) or fewer bytes per weight (verifier.dtype bfloat16)"
-"""The usual fix in messages."""
+"""The fix that most error messages suggest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +54,23 @@ class Plan:
     """The placement of weights."""
 
     unit: Literal["layer", "expert"]
-    """The unit of streaming."""
+    """Unit in which weights are streamed."""
     streamed: tuple[str, ...]
     """Names of the modules whose weights share slots, in the order of the forward pass."""
     resident: tuple[str, ...]
-    """Names of all other modules; for nested modules, only the outer one."""
+    """Names of the modules that stay in memory; of nested modules, only the outermost."""
     unit_bytes: int
     """Size of the largest unit in memory, in bytes."""
     file_bytes: int
-    """Size of this unit in the checkpoint, in bytes; the dtype may differ there."""
+    """Size of the largest unit in the checkpoint, in bytes; its dtype there may differ from the dtype in memory."""
     num_units: int
     """Number of units in the streamed modules."""
     num_slots: int
     """Number of units that fit into memory."""
     least_slots: int
-    """Least number of slots: two for layers (one computed, one read), or all experts of a layer."""
+    """Minimum number of slots: two for layers (one is computed, one is read); for experts, as many as a layer has."""
     resident_bytes: int
-    """Bytes of weights outside the slots."""
+    """Bytes of the weights that always stay in memory."""
     kv_tokens: int
     """Number of tokens that fit into the KV cache."""
     most_nodes: int
@@ -76,19 +78,23 @@ class Plan:
     budget: int
     """Memory limit of the whole process in bytes, on the GPU if there is one."""
     process_bytes: int
-    """Bytes that the process used before loading."""
+    """Bytes that the process used before it loaded the model."""
     most_bytes: int | None
-    """Memory is short beyond this number of bytes; None for no limit."""
+    """Number of bytes beyond which memory counts as short; None for no limit."""
     num_chosen: int = 0
     """Number of experts that one token activates, over all layers; 0 if layers are streamed."""
     host_bytes: int | None = None
-    """For a GPU, bytes of units in host memory; the other units are on the disk. None if all are in host memory."""
+    """With a GPU, bytes of host memory for streamed weights; the rest is read from the disk. None if all of them fit,
+    or without a GPU."""
     is_packed: bool = False
     """Whether units are experts in MXFP4."""
 
     @property
     def placement(self) -> tuple[object, ...]:
-        """The inputs that determine the cost of passes, rounded, because free memory varies slightly between starts."""
+        """The parts of the plan that determine the cost of passes.
+
+        The share of units in memory is rounded, because free memory varies slightly between starts.
+        """
         return self.unit, self.streamed, round(20 * self.num_kept / self.num_units)
 
     @property
@@ -102,7 +108,7 @@ class Plan:
         return (self.num_units - self.num_kept) * self.file_bytes
 
     def bytes_of(self, num_tokens: int) -> float:
-        """Return the bytes that a pass over ``num_tokens`` tokens reads if the router uses experts uniformly."""
+        """Return the bytes that a pass over ``num_tokens`` tokens reads if all experts are chosen equally often."""
         if self.unit == "layer":
             return self.pass_bytes
         wanted = 1.0 - (1.0 - self.num_chosen / self.num_units) ** num_tokens
@@ -112,7 +118,7 @@ class Plan:
         """Return the plan as rows of a table.
 
         Args:
-            rate: speed of reading weights in bytes per second, if known.
+            rate: speed of reading weights in bytes per second; 0 if unknown.
         """
         kept = self.num_kept * self.unit_bytes
         space = f"{_readable(kept)} for {self.num_kept} of {self.num_units} {self.unit}s"
@@ -149,9 +155,9 @@ def plan_for(
     Args:
         config: the model's configuration.
         dtype: dtype of the weights in memory.
-        verifier: memory limits.
-        device: device of the computation.
-        may_stream: whether passes may read weights from the disk.
+        verifier: settings with the memory limits.
+        device: device on which the model runs.
+        may_stream: whether weights may be streamed in every pass.
 
     Raises:
         ConfigError: the weights that must stay do not fit; streaming is needed but not allowed; or a host budget is set
@@ -240,7 +246,7 @@ def plan_for(
 
 
 def decoder_layers(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Return the decoder layers by their names, in order.
+    """Return the decoder layers by name, in the model's order.
 
     Raises:
         ConfigError: the model has no decoder layers.
@@ -267,8 +273,8 @@ def _require_streamable(
         model: the model, without weights.
         layers: its decoder layers.
         name: name of the model, for messages.
-        reason: why it would be streamed, for the message.
-        may_stream: whether passes may read weights from the disk.
+        reason: why the model would be streamed, for the message.
+        may_stream: whether weights may be streamed in every pass.
 
     Raises:
         ConfigError: the model can't be streamed, or streaming is not allowed.
@@ -286,7 +292,7 @@ def _require_streamable(
 
 
 def _host_bytes(num_bytes: int, verifier: VerifierConfig) -> int | None:
-    """Return the bytes of host memory for a GPU's streamed weights; None if all of them fit."""
+    """Return how many bytes of host memory a GPU's streamed weights may use; None if all of them fit."""
     available = available_bytes()
     free = _UNKNOWN if available is None else available
     if num_bytes <= (int(verifier.host_budget) or free - anonymous_bytes()):
@@ -295,7 +301,7 @@ def _host_bytes(num_bytes: int, verifier: VerifierConfig) -> int | None:
 
 
 def _experts_of(model: PreTrainedModel, layer: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the modules whose weights have one row per expert, and whose forward takes expert indices."""
+    """Return the modules whose weights have one row per expert and whose ``forward`` takes expert indices."""
     if not model._can_set_experts_implementation():
         return []
     return [
@@ -313,7 +319,7 @@ def _size(module: nn.Module) -> int:
 
 
 def _kv_bytes(model: PreTrainedModel, dtype: torch.dtype) -> int:
-    """Return the KV cache bytes of one token."""
+    """Return the number of bytes that one token takes in the KV cache."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -321,7 +327,7 @@ def _kv_bytes(model: PreTrainedModel, dtype: torch.dtype) -> int:
 
 
 def _most_nodes(model: PreTrainedModel, num_bytes: int, num_tokens: int) -> int:
-    """Return the most nodes of a row's tree whose logits, in two dtypes, take at most ``num_bytes``."""
+    """Return how many nodes a row's tree may have if its logits, stored in two dtypes, may take ``num_bytes``."""
     vocabulary_size = int(model.config.get_text_config().vocab_size)
     return max(1, min(_WIDEST, num_bytes // (8 * vocabulary_size) - 1, num_tokens // 4))
 

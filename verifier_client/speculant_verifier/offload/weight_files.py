@@ -2,7 +2,7 @@
 
 Threads read the files without the page cache, which would use memory beyond the budget and copy every byte once more.
 They read aligned chunks (``O_DIRECT``) into small buffers, and convert them into the target tensors. If the file system
-does not support this, they read through the page cache and then drop the pages.
+does not support direct reads, they read through the page cache and then drop the pages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from speculant_verifier.sources import MODEL_SETTING
 _CHUNK = 4 << 20
 _ALIGNED = 4096
 _MEASURED = 1 << 26
-"""Bytes per read when the speed of a checkpoint is measured."""
+"""Bytes per read when the reading speed is measured."""
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -48,7 +48,7 @@ class StoredTensor:
 
     @property
     def num_bytes(self) -> int:
-        """Its size in the file, in bytes."""
+        """Size of the tensor in the file, in bytes."""
         return prod(self.shape) * self.dtype.itemsize
 
     def __getitem__(self, index: int) -> StoredTensor:
@@ -93,7 +93,7 @@ def require_same(name: str, stored: StoredTensor, expected: Tensor) -> None:
     """Reject a weight that contradicts the model's configuration.
 
     Raises:
-        ConfigError: its shape differs, or it is packed in only one of the two.
+        ConfigError: the shapes differ, or the weight is packed only in the file or only by the configuration.
     """
     of_file, wanted = ((tuple(each.shape), each.dtype.is_floating_point) for each in (stored, expected))
     if of_file != wanted:
@@ -118,11 +118,11 @@ def _header(path: str) -> tuple[int, dict[str, Any]]:
 
 
 def bytes_per_second(folder: Path, most: int = 1 << 31) -> float:
-    """Measure the speed of reading a checkpoint's weights, in bytes per second; 0 if it has too few weights.
+    """Measure the speed of reading a checkpoint's weights, in bytes per second; 0 if the files are too small.
 
     Args:
         folder: folder of the checkpoint.
-        most: bytes to read.
+        most: maximum number of bytes to read.
     """
     pieces = [
         StoredTensor(str(path), first, torch.uint8, (_MEASURED,))
@@ -152,13 +152,13 @@ class WeightReader:
         self.num_bytes = 0
         """Bytes read so far."""
         self.stall_s = 0.0
-        """Total seconds that forward passes waited for reads."""
+        """Total seconds for which forward passes waited for reads."""
 
     def read(self, pairs: Sequence[tuple[StoredTensor, Tensor]]) -> list[Future[None]]:
         """Start reading stored tensors into contiguous tensors of the same shape and any dtype.
 
         Returns:
-            The argument of :meth:`wait`.
+            The started reads, as the argument of :meth:`wait`.
         """
         started = []
         for stored, tensor in pairs:
@@ -239,7 +239,7 @@ class WeightReader:
 class PinnedWeights:
     """Copies weights from host memory to tensors of a GPU, on a separate stream.
 
-    A copy begins after the GPU work enqueued before it, so it never overwrites tensors in use. Work enqueued after
+    A copy begins only after all GPU work enqueued earlier, so it never overwrites tensors in use. Work enqueued after
     :meth:`wait` begins when the copy has ended. The CPU never waits for a copy.
     """
 
@@ -272,10 +272,10 @@ class PinnedWeights:
         return tensor
 
     def read(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[torch.cuda.Event]:
-        """Start copying each tensor to one of the same shape.
+        """Start copying each tensor to a GPU tensor of the same shape.
 
         Returns:
-            The argument of :meth:`wait`.
+            The started copies, as the argument of :meth:`wait`.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -296,7 +296,7 @@ class PinnedWeights:
 
     @property
     def stall_s(self) -> float:
-        """Seconds that the GPU waited for copies so far."""
+        """Total seconds for which the GPU waited for copies."""
         while self._waits and self._waits[0][1].query():
             before, after = self._waits.pop(0)
             self._stall_s += before.elapsed_time(after) / 1e3
@@ -315,10 +315,10 @@ class PinnedWeights:
 
 
 def new_space(shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, mmap.mmap | None]:
-    """Return a zero tensor with the dtype and device of ``like``, and on a CPU its mapped memory.
+    """Return a zero tensor with the dtype and device of ``like``; on a CPU, also the mapped memory that it uses.
 
-    Allocators would cache unused memory; mapped memory returns to the system at once. Pages are allocated on first
-    write. They are freed with the tensor, or by ``madvise``, after which they read as zeros.
+    Mapped memory returns to the system at once when it is freed; allocators would cache it. Pages are allocated on
+    first write. They are freed with the tensor, or by ``madvise``, after which they read as zeros.
     """
     if like.device.type != "cpu":
         return like.new_zeros(shape), None

@@ -1,8 +1,8 @@
-"""Stores finished requests in SQLite: all failures, and a uniform sample of each tenant's other requests.
+"""Stores finished requests in SQLite: failures, and a uniform sample of each tenant's other requests (replay).
 
-Every request has a random key. The sample consists of the requests with the smallest keys (Efraimidis and Spirakis
-2006, with equal weights). Several processes may write to a folder; each write is atomic. This module does not need
-torch.
+A failure is a request whose drafts were rarely accepted. Every request has a random key, and replay consists of the
+requests with the smallest keys (Efraimidis and Spirakis 2006, with equal weights). Several processes may write to a
+folder; each write is atomic. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from speculant_verifier.records.record import RequestRecord
 DATABASE = "records.sqlite"
 """Name of the database file in the records folder."""
 REPLAY = 400
-"""Replay requests kept per tenant, more than a training epoch uses with hundreds of failures."""
+"""Number of replay requests kept per tenant. A training epoch uses fewer, even with hundreds of failures."""
 MAX_WAITING = 4_000_000
-"""Maximum number of numbers queued in memory while the disk is slow, about 40 bytes each; further requests are lost."""
+"""Maximum number of values, such as token ids, queued in memory while the disk is slow; each takes about 40 bytes.
+Further requests are lost."""
 
 _LOCK_TIMEOUT_S = 30.0
 _SCHEMA = (
@@ -47,14 +48,14 @@ DELETE FROM records WHERE id IN (
     ) WHERE place > ?
 )
 """
-"""Keeps the requests of each tenant with the smallest keys."""
+"""For each tenant, keeps the replay requests with the smallest keys."""
 _DELETE_OLDEST = """
 DELETE FROM records WHERE id IN (
     SELECT id FROM (SELECT id, sum(num_bytes) OVER (PARTITION BY is_failure ORDER BY id DESC) AS total FROM records)
     WHERE total > ?
 )
 """
-"""Keeps the newest failures within a number of bytes, and the newest replay within the same number."""
+"""Keeps the newest failures up to a number of bytes, and the newest replay requests up to the same number of bytes."""
 
 _RECORD = TypeAdapter(RequestRecord)
 
@@ -66,7 +67,7 @@ def read_records(folder: str | Path, *, tenant: str | None = None) -> list[Reque
 
     Args:
         folder: the verifier's records folder; it may be empty.
-        tenant: the tenant; None: all tenants.
+        tenant: tenant whose failures are read; None: all tenants.
 
     Raises:
         ConfigError: the file can't be read.
@@ -75,12 +76,12 @@ def read_records(folder: str | Path, *, tenant: str | None = None) -> list[Reque
 
 
 def replay_of(folder: str | Path, tenant: str | None, count: int) -> list[RequestRecord]:
-    """Return replay: a uniform sample of requests that are not failures, in random order.
+    """Return replay requests: a uniform sample of requests that are not failures, in random order.
 
     Args:
         folder: the verifier's folder of records.
-        tenant: the tenant; None: all tenants together.
-        count: maximum number of requests to return. The sample is uniform up to :data:`REPLAY` requests.
+        tenant: tenant whose requests are sampled; None: all tenants together.
+        count: maximum number of requests to return; the sample is uniform if this is at most :data:`REPLAY`.
 
     Raises:
         ConfigError: the file can't be read.
@@ -131,18 +132,21 @@ def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
 
 @dataclass(slots=True)
 class WriterStatistics:
-    """Counts since a writer was created. All other requests are queued, or were not selected for replay."""
+    """Counts since a writer was created.
+
+    Received requests that are neither stored nor lost are still queued, or were not selected for replay.
+    """
 
     recorded: int = 0
     """Number of received requests."""
     written: int = 0
     """Number of stored requests."""
     lost: int = 0
-    """Number of requests that could not be written."""
+    """Number of requests that could not be queued or written."""
     failures: int = 0
-    """Number of failures among the written requests."""
+    """Number of failures among the stored requests."""
     tenants: set[str] = field(default_factory=set)
-    """Tenants of the written requests."""
+    """Tenants of the stored requests."""
 
     def line(self) -> str:
         """Return the counts in one line."""
@@ -159,17 +163,17 @@ class RecordWriter:
     """Writes finished requests to the database of a folder, in a thread.
 
     It is thread-safe, and several processes may use one folder. If the process crashes, the requests since the last
-    write are lost. After construction no method raises: requests that can't be written are counted, with one warning
-    until writing works again.
+    write are lost. After construction no method raises an error: requests that can't be written are counted, and one
+    warning is logged until writing works again.
     """
 
     def __init__(self, config: RecordConfig, *, num_replay: int = REPLAY, flush_s: float = 1.0) -> None:
         """Create the folder if needed, and start the thread.
 
         Args:
-            config: has the folder.
-            num_replay: replay requests to keep per tenant.
-            flush_s: interval between writes in seconds.
+            config: settings with the records folder.
+            num_replay: number of replay requests to keep per tenant.
+            flush_s: seconds between writes.
 
         Raises:
             ConfigError: the folder can't be created.

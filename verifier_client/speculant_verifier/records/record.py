@@ -1,4 +1,4 @@
-"""Data of a request, collected during decoding and recorded at its end. Does not need torch."""
+"""Data of a request, collected during decoding and recorded when it ends. This module does not need torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from speculant_graph.types import Draft, TokenId
 from speculant_verifier.rules.draft_target import children_of
 
 _DECIMALS = 5
-"""Decimals of stored log-probabilities: finer than a model's rounding errors, with half the JSON size."""
+"""Number of decimals of stored log-probabilities: finer than a model's rounding errors, and half as much JSON as with
+all decimals."""
 Recorded = Annotated[TokenId, Field(ge=0)]
 """A token id."""
 
@@ -30,9 +31,9 @@ class RequestRecord:
     request_id: str
     """Id of the request."""
     time_s: float
-    """Time of its end, in seconds since 1970."""
+    """Time when the request ended, in seconds since 1970."""
     tenant: str
-    """Its tenant."""
+    """Tenant of the request."""
     target: str
     """Name of the target model."""
     tokenizer: str
@@ -64,18 +65,19 @@ class RequestRecord:
     """Per position, the target's most probable tokens by its raw logits, before temperature and other processors, best
     first. Empty if unknown, because the token came from ``verifier.target_cache``."""
     top_logprobs: tuple[tuple[float, ...], ...]
-    """Their log-probabilities."""
+    """Log-probabilities of ``top_token_ids``."""
     num_passes: int
     """Number of target passes after the prompt."""
     pass_s: float
-    """Mean duration of these passes in seconds; 0 without a pass. A pass serves all requests of its batch."""
+    """Mean duration of the target passes after the prompt, in seconds; 0 without a pass. All requests of a batch share
+    its passes."""
     is_failure: bool
     """Whether the accepted share of positions with drafts is below ``record.threshold``."""
     reservoir_key: float
-    """Random number in [0, 1). The replay buffer consists of a tenant's requests with the smallest keys, without
-    failures. So the buffer is a uniform sample, independent of the order of writes."""
+    """Random number in [0, 1). Of a tenant's requests that are not failures, the requests with the smallest keys are
+    kept for replay. So replay is a uniform sample, whatever the order of writes."""
     document: str = ""
-    """The prompt's document, as named by the caller; empty if unknown."""
+    """Name of the document to which the prompt belongs, as given by the caller; empty if unknown."""
     confidences: tuple[tuple[float, ...], ...] = ()
     """Per position and drafted token, the drafter's probability to four decimals: its estimate, or q for sampled
     drafts. Empty if the drafter has no probabilities."""
@@ -101,35 +103,38 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class RecordIdentity:
-    """Record fields that come from neither the target nor the request. Mutable; read when a request ends."""
+    """Record fields that come from neither the target nor the request.
+
+    They may change, and are read when a request ends.
+    """
 
     draft_model: str = ""
     """Name of the draft model, if any."""
     adapter: str = ""
-    """Digest of its adapter, if any."""
+    """Digest of the draft model's adapter, if any."""
     tenant: str = ""
     """Tenant of requests that name no tenant."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """Data of every emitted position of one request. Mutable; owned by the engine."""
+    """Data of every emitted position of one request. It is mutable and belongs to the engine."""
 
     strategy: str
-    """Strategy of the latest draft, or of the next draft."""
+    """Strategy of the latest draft; before the first draft, the strategy that will make it."""
     drafted: list[tuple[TokenId, ...]] = field(default_factory=list)
     """Per position, the tokens drafted there."""
     sources: list[tuple[str, ...]] = field(default_factory=list)
-    """Per position, the sources of these tokens."""
+    """Per position, the sources of the drafted tokens."""
     confidences: list[tuple[float, ...]] = field(default_factory=list)
-    """Per position, the drafter's probabilities of these tokens."""
+    """Per position, the drafter's probabilities of the drafted tokens."""
     accepted: list[bool] = field(default_factory=list)
     """Per position, whether the output token was drafted."""
     top: list[NDArray[np.float64]] = field(default_factory=list)
     """Per step, the target's top tokens followed by their log-probabilities, shape ``[positions, 2 * k]``."""
     nodes: Sequence[int] = ()
-    """The nodes before the latest step's positions: 0 for the root, j + 1 for node j. Their top tokens are not yet
-    added."""
+    """For each position of the latest step, the node before it: 0 for the root, j + 1 for node j. Empty once the step's
+    top tokens are added."""
 
     def add(self, draft: Draft, path: Sequence[int], num_tokens: int) -> None:
         """Record the positions of a step.
@@ -168,12 +173,12 @@ class Trace:
 
     @property
     def top_logprobs(self) -> tuple[tuple[float, ...], ...]:
-        """Their log-probabilities, rounded."""
+        """Per position, the rounded log-probabilities of the target's most probable tokens."""
         return tuple(tuple(row) for step in self.top for row in step[:, step.shape[1] // 2 :].round(_DECIMALS).tolist())
 
 
 def _confidences(draft: Draft, node: int, children: Sequence[int]) -> tuple[float, ...]:
-    """Return the drafter's probabilities of a node's children (0 is the root); empty if it has none."""
+    """Return the drafter's probabilities of a node's children (0 is the root); empty if the drafter gives none."""
     if draft.path_probabilities:
         above = draft.path_probabilities[node - 1] if node else 1.0
         return tuple(min(1.0, draft.path_probabilities[each] / above) if above else 0.0 for each in children)

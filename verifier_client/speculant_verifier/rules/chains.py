@@ -1,4 +1,4 @@
-"""Rules for chains sampled from the draft distribution q. A token without q is treated as a point mass, q(x) = 1.
+"""Rules for chains sampled from the draft distribution q. If a token has no q, a point mass is assumed: q(x) = 1.
 
 *Token* is speculative sampling, token by token (Leviathan et al. 2023, Chen et al. 2023). A drafted token x is accepted
 with probability min(1, p(x)/q(x)); after the first rejection, the next token is sampled from the normalised residual
@@ -42,7 +42,7 @@ def token(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
     """Accept drafted tokens one by one.
 
     Args:
-        draft: a chain. A tree is followed instead: its first path need not be in the order of drawing.
+        draft: a chain. A tree is verified with *follow* instead, because its first path may not be in sampling order.
         target: the model.
         uniforms: one number per tested token, then one for the target's token.
 
@@ -90,7 +90,7 @@ def block(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
     """Accept the longest prefix of a chain that passes verification.
 
     Args:
-        draft: a chain. A tree is followed instead: its first path need not be in the order of drawing.
+        draft: a chain. A tree is verified with *follow* instead, because its first path may not be in sampling order.
         target: the model.
         uniforms: one number per length above 0 that can be accepted, shortest first, then one for the target's token.
 

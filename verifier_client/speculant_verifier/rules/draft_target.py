@@ -1,7 +1,7 @@
 """A rule's interface to the target model: its distribution after every node of a draft, computed on demand.
 
 A rule works on small arrays: the probabilities of the tokens in the support of q, and the total mass of p outside it.
-So the same code serves a GPU, a CPU and tests, and a sparse proposal never grows to the vocabulary size.
+So the same code serves a GPU, a CPU and tests, and a sparse proposal is never expanded to the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class TargetDistribution(Protocol):
     """
 
     def probabilities_of(self, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return p of the tokens, shape ``[s]``; NaN if the model's scores are not finite, which rules reject."""
+        """Return p of the tokens, shape ``[s]``; NaN, which rules reject, if the model's scores are not finite."""
 
     def draw(self, number: float, token_ids: NDArray[np.int64], weights: NDArray[np.float64], scale: float) -> TokenId:
         """Sample by inverting the cumulative weights; a token of weight 0 is never sampled.
 
         Args:
-            number: in [0, 1).
+            number: random number in [0, 1).
             token_ids: distinct tokens with explicit weights, shape ``[s]``.
             weights: their weights, not negative, shape ``[s]``.
             scale: every other token has the weight ``scale`` times p.
@@ -54,9 +54,9 @@ class TargetDistribution(Protocol):
 
 
 class DraftTarget(Protocol):
-    """The target model at the positions of one draft: 0 is the root, j + 1 follows node j.
+    """The target model at the positions of one draft: position 0 is at the root, and position j + 1 is at node j.
 
-    So on a chain, ``after(j)`` is the distribution that verifies node j.
+    The model's choice at a position is the token that follows this node. So on a chain, ``after(j)`` verifies node j.
     """
 
     def choice_after(self, position: int) -> TokenId:
@@ -100,7 +100,7 @@ class Drawn:
 
 
 def drawn_from(draft: Draft, node: int) -> Drawn | None:
-    """Return q at a node; None if the draft has no q there, or one that excludes the drafted token."""
+    """Return q at a node; None if the draft has no q there, or if q excludes the drafted token."""
     if node >= len(draft.proposals):
         return None
     proposal = draft.proposals[node]
@@ -114,8 +114,8 @@ def drawn_from(draft: Draft, node: int) -> Drawn | None:
 def point_mass(token_id: TokenId) -> Drawn:
     """Return the point mass of a token that was not sampled.
 
-    Chain rules use it for a token without q. They stay lossless whatever the origin of the token: they accept it with
-    probability p, and otherwise sample from p with this token removed.
+    Chain rules use it for a token without q. They remain lossless wherever the token came from: they accept it with
+    probability p, and otherwise sample from p without this token.
     """
     return Drawn(np.array([token_id]), _CERTAIN, 0)
 
@@ -148,8 +148,8 @@ def sample_residual(
 
     Args:
         distribution: p.
-        number: in [0, 1).
-        drawn: the rejected token, with its support.
+        number: random number in [0, 1).
+        drawn: the rejected token and its q.
         weights: residual weights of the support, shape ``[s]``.
         scale: every other token has the weight ``scale`` times p.
         mass: sum of all weights. It is 0 only if p equals q and rounding rejected the token. Then the token is removed
@@ -165,7 +165,7 @@ def sample_residual(
 
 
 def own_token(target: DraftTarget, position: int, uniforms: UniformStream) -> TokenId:
-    """Sample the target's token after a node, without comparing it with a draft."""
+    """Sample the target's token at a position, without comparing it with a draft."""
     return target.after(position).draw(uniforms(), _NO_TOKENS, _NO_WEIGHTS, 1.0)
 
 

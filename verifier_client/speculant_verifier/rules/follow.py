@@ -1,12 +1,12 @@
-"""*Follow*: the target chooses a token at every node, and the rule walks the draft while it contains these tokens.
+"""Follow*: the target chooses a token at each node, and the rule walks down the draft while it contains the choice.
 
 The noise of a choice depends only on seed, position and token. So the draft never changes the output, only the number
 of tokens per pass. Greedy decoding is the special case without noise.
 
-*NASD* is the matching rule of n-gram assisted speculative decoding. It compares one token per position: the first, most
-probable one in the draft. The paper samples again after a mismatch. That is biased: a drafted token of probability p is
-then emitted with probability ``p + (1 - p) p``, which is .75 instead of .5. Here the mismatching choice itself is
-emitted, so the output equals that of *follow*, which also compares the other branches.
+*NASD* is the matching rule of n-gram assisted speculative decoding. At each position it compares only the draft's first
+token, which is the most probable. After a mismatch the paper samples again, which is biased: a drafted token of
+probability p is then emitted with probability ``p + (1 - p) p``, for example .75 instead of .5. This implementation
+emits the target's choice instead, so the output equals that of *follow*, which also compares the other branches.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from speculant_verifier.rules.draft_target import DraftTarget, UniformStream, Ve
 
 
 def follow(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Walk the draft while it contains the target's choices.
+    """Walk down the draft while it contains the target's choices.
 
     Args:
         draft: the proposed tree.
-        target: the target; it makes its choices at the visited nodes one by one.
+        target: the model, which chooses a token at each visited node.
         uniforms: not used.
 
     Returns:
-        The accepted path and the emitted tokens; always one more token than accepted nodes.
+        The accepted path, and the emitted tokens, which are always one more than the accepted nodes.
     """
     del uniforms
     children: dict[tuple[int, int], int] = {}
@@ -41,7 +41,7 @@ def follow(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdic
 
 
 def nasd(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
-    """Walk the first children of the draft while they equal the target's choices.
+    """Walk down the draft's first children while they equal the target's choices.
 
     Args:
         draft: a chain, or a tree with the most probable child of every node first; other children are ignored.
@@ -49,7 +49,7 @@ def nasd(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
         uniforms: not used.
 
     Returns:
-        The accepted path and the emitted tokens; always one more token than accepted nodes.
+        The accepted path, and the emitted tokens, which are always one more than the accepted nodes.
     """
     del uniforms
     first_children: dict[int, int] = {}

@@ -9,8 +9,8 @@ from speculant_graph.types import TokenId
 from speculant_verifier.rules.draft_target import DraftTarget, TargetDistribution
 
 TargetWrapper = Callable[[DraftTarget, int, Sequence[int]], DraftTarget]
-"""Takes the target of one pass, the number of tokens emitted before it, and the depth of every node, the root first.
-Returns a target with the forced choices."""
+"""Takes the target of one pass, the number of tokens emitted before the pass, and the depth of every node, the root
+first. Returns a target with the forced choices."""
 
 
 def teacher_forced(token_ids: Sequence[TokenId]) -> TargetWrapper:
@@ -25,13 +25,13 @@ def _forced(
 
 
 class TeacherForcedTarget:
-    """A target with given choices."""
+    """A target whose choices are given."""
 
     def __init__(self, token_ids: Sequence[TokenId], depths: Sequence[int], target: DraftTarget | None = None) -> None:
         """Set the choices.
 
         Args:
-            token_ids: the remaining choices.
+            token_ids: the choices that remain.
             depths: depth of every node, the root first.
             target: the model, which still computes each choice, and chooses freely after the last given token; None for
                 no model.

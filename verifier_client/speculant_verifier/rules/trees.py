@@ -4,10 +4,10 @@ After a rejection, the normalised residual max(p - q, 0) replaces p, and the nex
 the q of the next child:
 
 - *tree-wor*: siblings were sampled without replacement (Sequoia, Chen et al. 2024; RSD, Jeon et al. 2024). A rejected
-  token can't be sampled again, so the next sibling was sampled from q without it.
+  token can't be sampled again, so the next sibling was sampled from q without this token.
 - *tree-iid*: siblings were sampled independently from one q (SpecInfer's multi-step sampling, Miao et al. 2023). Tokens
-  may repeat, which wastes nodes: prefer *tree-wor* above width 2. This rule would accept siblings sampled without
-  replacement too often.
+  may repeat, which wastes nodes: prefer *tree-wor* above width 2. If siblings were sampled without replacement, this
+  rule would accept them too often.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def tree_independent(draft: Draft, target: DraftTarget, uniforms: UniformStream)
 def tree_without_replacement(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
     """Accept children sampled without replacement, in order; see :func:`_walk`.
 
-    A sibling that repeats a token is skipped. So the rule is also lossless for independently sampled siblings, because
-    the distinct ones are a sample without replacement.
+    A sibling that repeats a token is skipped. So the rule is also lossless for independently sampled siblings: without
+    repetitions they are a sample without replacement.
     """
     return _walk(draft, target, uniforms, _without)
 
@@ -58,11 +58,11 @@ def _without(q: NDArray[np.float64], rejected: int) -> NDArray[np.float64]:
 
 
 def _walk(draft: Draft, target: DraftTarget, uniforms: UniformStream, next_proposal: NextProposal) -> Verdict:
-    """Accept one child per node until all children are rejected or there are none.
+    """Accept one child per node, until a node has no children or all of them are rejected.
 
     Args:
-        draft: children of a node in sampling order, all with the q of the first sample. Drafts without proposals, and
-            children without a common q, are verified with *follow* instead.
+        draft: a tree in which the children of a node are in sampling order, all with the q of the first sample. Drafts
+            without proposals, and children without a common q, are verified with *follow* instead.
         target: the model.
         uniforms: one number per tested child, and one for the target's token.
         next_proposal: updates q after a rejection. Children of probability 0 under the new q are skipped.

@@ -1,10 +1,10 @@
 """The target's next-token distribution in float64, sampling from it, and the top tokens of many rows.
 
-Sampling is robust against rounding, because it takes the argmax of score plus Gumbel noise (Gumbel-max trick).
-``argmax(log p + noise)`` is a sample from p, and the softmax normaliser does not change the argmax. An inverse
-cumulative distribution has a border between adjacent tokens of the vocabulary, and rounding one score moves many
-borders. With the argmax, rounding matters only if the two largest sums differ by less than the rounding error. The
-noise depends on seed, position and token (:func:`~speculant_graph.random_stream.noise_key`), never on the draft.
+Sampling takes the argmax of score plus Gumbel noise (Gumbel-max trick), which makes it robust against rounding.
+``argmax(log p + noise)`` is a sample from p, and the softmax normaliser does not change the argmax. With an inverse
+cumulative distribution, rounding one score would move the borders between many tokens. With the argmax, rounding
+matters only if the two largest sums differ by less than the rounding error. The noise depends on seed, position and
+token (:func:`~speculant_graph.random_stream.noise_key`), never on the draft.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Distribution:
     token_ids: NDArray[np.int64] | None
     """Kept tokens, shape ``[s]``, ascending; None: the whole vocabulary."""
     probabilities: NDArray[np.float64]
-    """Their probabilities, shape ``[s]``; they sum to 1."""
+    """Probabilities of the kept tokens, shape ``[s]``; their sum is 1."""
 
     @classmethod
     def of_scores(cls, scores: Tensor) -> Self:
         """Return the softmax of scores.
 
         Args:
-            scores: float32 ``[V]``, without NaN and +inf and not all -inf; any device.
+            scores: float32 ``[V]`` on any device; no score is NaN or +inf, and at least one is above -inf.
         """
         array: NDArray[np.float32] = scores.cpu().numpy()
         if array.min() > -np.inf:
@@ -52,7 +52,7 @@ class Distribution:
 
     @classmethod
     def of_token(cls, token_id: TokenId) -> Self:
-        """Return the distribution of greedy decoding, with one token."""
+        """Return the distribution of greedy decoding: one token with probability 1."""
         return cls(np.array([token_id], np.int64), np.ones(1))
 
     def probabilities_of(self, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -66,10 +66,10 @@ class Distribution:
     def draw(self, number: float, token_ids: NDArray[np.int64], weights: NDArray[np.float64], scale: float) -> TokenId:
         """Sample by inverting the cumulative weights; a token of weight 0 is never sampled.
 
-        If rounding left no weight, the token is sampled from the distribution itself.
+        If rounding left no weight above 0, the token is sampled from the distribution itself.
 
         Args:
-            number: in [0, 1).
+            number: random number in [0, 1).
             token_ids: distinct tokens with their own weights, shape ``[s]``.
             weights: their weights, not negative, shape ``[s]``.
             scale: every other token has the weight ``scale`` times its probability.
@@ -91,7 +91,7 @@ class Distribution:
         return index if ids is None else int(ids[index])
 
     def choose(self, number: float) -> TokenId:
-        """Sample a token with a number in [0, 1)."""
+        """Sample a token, given a random number in [0, 1)."""
         index = _inverse_cumulative(self.probabilities, number)
         return index if self.token_ids is None else int(self.token_ids[index])
 
@@ -162,7 +162,7 @@ def top_logprobs(logits: Tensor, count: int) -> NDArray[np.float64]:
 
 
 _WORD_BITS = 52
-"""Bits of a random word used for noise, which is therefore below 53 ln 2."""
+"""Number of bits of a random word that are used for noise. With this number the noise is below 53 ln 2."""
 
 
 def gumbel_argmax(scores: NDArray[np.float32], seed: int, position: int) -> tuple[TokenId, float]:
@@ -174,13 +174,14 @@ def gumbel_argmax(scores: NDArray[np.float32], seed: int, position: int) -> tupl
         position: absolute index of the sampled token in the sequence.
 
     Returns:
-        The token, and its score plus noise, which is not finite if a score is NaN or +inf, or all are -inf.
+        The token, and its score plus noise. This sum is not finite if a score is NaN or +inf, or if all scores are
+        -inf.
     """
     return _core.gumbel_argmax(scores, noise_key(seed, position))
 
 
 def gumbel_argmaxs(scores: Tensor, seed: int, positions: Sequence[int]) -> list[tuple[TokenId, float]]:
-    """Sample a token after each of many nodes, on the scores' device.
+    """Sample a token for each of many nodes, on the device of the scores.
 
     Args:
         scores: float32 ``[T, V]``, any device.
@@ -208,5 +209,5 @@ def _signed(number: int) -> int:
 
 
 def _shifted(words: Tensor, count: int) -> Tensor:
-    """Shift to the right as for unsigned numbers, which torch lacks."""
+    """Shift words to the right as unsigned numbers, a type that torch lacks."""
     return (words >> count) & ((1 << (64 - count)) - 1)

@@ -1,7 +1,8 @@
 """The target model at the nodes of one row's draft, as seen by verification rules.
 
-A node is computed only when a rule reads it. So stateful logits processors, too, see exactly the emitted tokens. On a
-GPU every read is a transfer, so choices that need no prefix are made for all nodes at once.
+The logits of a node are processed only when a rule reads them. So even logits processors with a state see exactly the
+emitted tokens. On a GPU every read is a transfer, so choices that do not depend on earlier tokens are made for all
+nodes at once.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class RowContext:
     sampler: Sampler
     """The request's sampler."""
     token_ids: Sequence[TokenId]
-    """Its sequence so far; the last token is the draft's root."""
+    """The request's sequence so far; the last token is the draft's root."""
     draft: Draft
-    """The draft after it."""
+    """The draft that follows the sequence."""
 
 
 class RowTarget:
@@ -54,7 +55,7 @@ class RowTarget:
             sampler: the request's sampler.
             logits: ``[T, V]``, any float dtype; rows after the draft's last node are ignored.
             token_ids: the sequence so far; must not change while the target is used.
-            draft: the draft after it.
+            draft: the draft that follows the sequence.
             chosen: choices that were already made: per node, the token and a number that is finite if the choice is
                 valid.
         """
@@ -90,7 +91,7 @@ class RowTarget:
     def top_after(self, position: int, k: int) -> tuple[tuple[TokenId, ...], tuple[float, ...]]:
         """Return the k most probable tokens at a position, best first, and their log-probabilities.
 
-        These are of the model itself: the log-softmax of its logits before temperature and all other processors.
+        They are the model's own: the log-softmax of its logits before temperature and all other processors.
         """
         raw = self._logits[position].float()
         top = torch.topk(raw, min(k, len(raw)))
@@ -99,7 +100,7 @@ class RowTarget:
     def logprobs_after(self, position: int, token_id: TokenId, k: int) -> TokenLogprobs:
         """Return the log-probabilities of a token and of the k most probable tokens at a position.
 
-        These are of the model itself: the log-softmax of its logits before temperature and all other processors.
+        They are the model's own: the log-softmax of its logits before temperature and all other processors.
         """
         raw = self._logits[position].float()
         logprob = float(raw[token_id] - raw.logsumexp(-1))
@@ -181,7 +182,7 @@ def targets_of(logits: Tensor, rows: Sequence[RowContext]) -> list[RowTarget]:
 
     Args:
         logits: ``[n, T, V]``, any float dtype and device; on a CPU nothing is computed yet.
-        rows: one per row, in the same order.
+        rows: context of every row, in the same order.
     """
     on_cpu = logits.device.type == "cpu"
     chosen: list[Sequence[tuple[TokenId, float]]] = [()] * len(rows) if on_cpu else choices_at_once(logits, rows)
@@ -191,10 +192,11 @@ def targets_of(logits: Tensor, rows: Sequence[RowContext]) -> list[RowTarget]:
 
 
 def choices_at_once(logits: Tensor, rows: Sequence[RowContext]) -> list[Sequence[tuple[TokenId, float]]]:
-    """Make the choices that need no prefix, for all nodes: one transfer for all greedy rows, one per sampled row.
+    """Make choices for all nodes, with one transfer for all greedy rows and one for each sampled row.
 
     Returns:
-        Per row and node, a token and a number that is finite if the choice is valid; empty for rows that need a prefix.
+        For each row and node, a token and a number that is finite if the choice is valid; empty for rows whose choices
+        must be made one by one.
     """
     chosen: list[Sequence[tuple[TokenId, float]]] = [()] * len(rows)
     greedy = [index for index, row in enumerate(rows) if row.sampler.is_plain_greedy]
@@ -220,7 +222,7 @@ def _sampled_at_once(logits: Tensor, row: RowContext) -> list[tuple[TokenId, flo
 
 
 def _largest(scores: Tensor) -> tuple[TokenId, float]:
-    """Return the first of the largest scores; NaN counts as the largest."""
+    """Return the first token with the largest score, and this score; NaN counts as the largest."""
     if scores.device.type == "cpu":
         array = scores.float().numpy()
         token = int(array.argmax())  # several times faster than torch over one row

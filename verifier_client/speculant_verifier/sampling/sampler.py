@@ -34,9 +34,9 @@ from speculant_verifier.structured.constraint import Constraint
 
 
 class CountPenalties(LogitsProcessor):
-    """Subtracts from the logits of emitted tokens: ``presence`` once, and ``frequency`` per emission.
+    """Lowers the logits of emitted tokens by ``presence`` once, and by ``frequency`` per emission.
 
-    Tokens of the prompt do not count. Defined as in OpenAI's API reference; transformers lacks them.
+    Tokens of the prompt do not count. The penalties are defined as in OpenAI's API reference; transformers lacks them.
     """
 
     def __init__(self, prompt_length: int, presence: float, frequency: float) -> None:
@@ -65,7 +65,7 @@ def processors_of(
 
     Args:
         config: the request's settings.
-        prompt_length: tokens of the prompt.
+        prompt_length: number of tokens in the prompt.
         end_token_ids: tokens that end this request's text (:func:`end_token_ids_of`).
         vocabulary_size: size of the model's logits.
         device: device of the logits.
@@ -97,7 +97,7 @@ def processors_of(
 
 
 def end_token_ids_of(config: GenerationConfig, declared: Collection[TokenId]) -> frozenset[TokenId]:
-    """Return a request's end tokens: those in its settings, or the model's declared ones."""
+    """Return a request's end tokens: from its settings if they are set, otherwise as declared by the model."""
     return frozenset(declared if config.end_token_ids is None else config.end_token_ids)
 
 
@@ -164,15 +164,16 @@ class Sampler:
         """Create a request's sampler.
 
         Args:
-            config: its settings.
+            config: the request's settings.
             processors: applied to the logits in this order
                 (:func:`~speculant_verifier.sampling.sampler.processors_of`, or a caller's own).
-            constraint: constraint on the output, applied before all processors, if any.
+            constraint: constraint on the output, if any; it is applied before all processors.
         """
         self.config = config
         self.constraint = constraint
         self.can_choose_first = all(type(each) in _TOKENWISE for each in processors)
-        """Whether an unconstrained choice is also the constrained choice, if the constraint allows it."""
+        """Whether a token chosen without the constraint, if it is allowed, is also the token chosen with the
+        constraint."""
         self.processors = processors
         self.seed = config.seed
         self.is_greedy = config.temperature == 0.0
@@ -187,7 +188,7 @@ class Sampler:
     def scores(self, logits: Tensor, prefix_ids: Sequence[TokenId] | Tensor) -> Tensor:
         """Apply the processors.
 
-        Stateful processors see every position once and in order, provided that the caller does.
+        Processors with a state see every position once and in order if the caller asks for the positions that way.
 
         Args:
             logits: ``[V]``, any float dtype.
@@ -216,7 +217,7 @@ class Sampler:
         return scores
 
     def prefix(self, token_ids: Sequence[TokenId], path_ids: Sequence[TokenId]) -> Tensor:
-        """Return all tokens before a node as one int64 tensor ``[L]``; earlier tokens are not converted again.
+        """Return all tokens before a node as one int64 tensor ``[L]``; no token of the sequence is converted twice.
 
         Args:
             token_ids: the sequence so far; tokens are only ever appended.
@@ -242,7 +243,7 @@ def _is_context_free(processor: LogitsProcessor) -> bool:
 
 
 def _is_over(processor: MinNewTokensLengthLogitsProcessor, prefix: Tensor) -> bool:
-    """Return whether the processor would not change the scores; calling it would take longer than all others."""
+    """Return whether the processor can be skipped: it changes no score, and a call takes longer than all others."""
     return prefix.shape[-1] - processor.prompt_length_to_skip >= processor.min_new_tokens
 
 
@@ -268,7 +269,7 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     the same number of tokens, but does not define which.
 
     Args:
-        scores: float32 ``[V]`` on the CPU, without NaN and not all -inf.
+        scores: float32 ``[V]`` on the CPU; no score is NaN, and at least one is above -inf.
         top_p: in (0, 1).
     """
     probabilities = torch.softmax(scores, -1).numpy()

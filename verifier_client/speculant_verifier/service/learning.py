@@ -1,7 +1,7 @@
 """Trains the draft model of a running verifier: counts failures, runs a training process, and loads the new adapter.
 
-The server does this, not the decoder: a library should start no processes, and only a server runs long enough for a
-training.
+The server does this and not the decoder, because a library should not start processes, and only a server runs long
+enough for a training.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STOP_WAIT_S = 3.0
 
 
 def output_of(records: Path, draft_model: DraftModelConfig) -> Path:
-    """Return the path of the adapter that is published after training a draft model on a records folder."""
+    """Return the path at which an adapter is published after a draft model was trained on a records folder."""
     return records / "adapters" / PurePath(draft_model.name).name
 
 
@@ -35,7 +35,7 @@ def environment_of(draft_model: DraftModelConfig, train: TrainConfig, present: s
     Args:
         draft_model: the draft model to train.
         train: training settings.
-        present: folder of the present adapter, which a new one must beat; empty for the model without an adapter.
+        present: folder of the present adapter, which a new adapter must beat; empty if there is no present adapter.
     """
     given = {f"train__{name}": value for name, value in train.model_dump().items()} | {
         "draft_model__name": draft_model.name,
@@ -45,7 +45,7 @@ def environment_of(draft_model: DraftModelConfig, train: TrainConfig, present: s
 
 
 class Learning:
-    """Trains a draft model while a decoder serves: a thread runs one training process at a time."""
+    """Trains a draft model while a decoder serves requests; a thread runs one training process at a time."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class Learning:
         *,
         poll_s: float = 1.0,
     ) -> None:
-        """Start with the latest published adapter, unless the settings name one.
+        """Start with the latest published adapter, unless the settings name an adapter.
 
         Args:
             decoder: the serving decoder, with a draft model and a recorder.
-            draft_model: settings of its draft model.
-            record: settings of its records.
-            train: training settings, and the number of new failures that starts a training.
+            draft_model: settings of the decoder's draft model.
+            record: settings of the decoder's records.
+            train: training settings, including the number of new failures that starts a training.
             poll_s: seconds between two checks of the recorder's counts.
         """
         assert decoder.adapters is not None
@@ -146,7 +146,7 @@ class Learning:
             self._complain(str(error))
 
     def _complain(self, text: str) -> None:
-        """Log why there is no new adapter; do not repeat the same reason."""
+        """Log why there is no new adapter, unless the reason is the same as before."""
         if text != self._complaint:
             logger.warning("no new adapter: {}", text)
         self._complaint = text

@@ -21,11 +21,11 @@ from speculant_verifier.engine.totals import Histogram
 from speculant_verifier.service.requests import Load
 
 RequestKey = tuple[str, str, str]
-"""Key of ended requests: "http" or "grpc", endpoint or method, and status."""
+"""Key by which ended requests are counted: "http" or "grpc", endpoint or method, and status."""
 
 _PREFIX = "speculant_verifier_"
 _DEEPEST = 32
-"""Greatest depth with a separate count of acceptance; deeper nodes are added to it."""
+"""Greatest depth with its own count of nodes; deeper nodes are added to this count."""
 _PHASES = ("prefill", "draft", "forward", "verify", "commit", "total")
 
 _Numbers = Callable[[SpeculativeDecoder], Iterable[tuple[str, float]]]
@@ -55,7 +55,7 @@ _COUNTERS = (
     ("offload_experts", "offload.num_wanted", "Experts that passes needed, if the model's experts are streamed."),
     ("offload_experts_found", "offload.num_found", "Needed experts that were already in memory."),
 )  # fmt: skip
-"""Name, path of the number (see :func:`_sources`), and description."""
+"""Name of each metric, path of its number (see :func:`_sources`), and description."""
 _GAUGES = (
     ("running_sequences", "engine.num_running", "Sequences in the batch."),
     ("waiting_sequences", "engine.num_waiting", "Sequences waiting for a slot in the batch."),
@@ -103,7 +103,7 @@ def render_metrics(decoder: SpeculativeDecoder | None, load: Load, requests: Map
 
     Args:
         decoder: the decoder; None while the model is loading.
-        load: the load of the service.
+        load: the running and waiting sequences of the service.
         requests: number of ended requests by key.
     """
     registry = CollectorRegistry()
@@ -153,7 +153,7 @@ class _VerifierCollector(Collector):
 
 
 def _sources(decoder: SpeculativeDecoder) -> dict[str, object]:
-    """Return the objects that hold the numbers, by the first word of a path."""
+    """Return the objects that have the numbers, with the first word of their paths as keys."""
     return {
         "engine": decoder.engine,
         "admission": decoder.engine.admission,
@@ -168,7 +168,7 @@ def _sources(decoder: SpeculativeDecoder) -> dict[str, object]:
 
 
 def _number(sources: Mapping[str, object], path: str) -> float:
-    """Return the number at a path, or the sum of a list; 0 if the object or the number is missing."""
+    """Return the number at a path, or the sum of the list at a path; 0 if the object or the number is missing."""
     source, _, name = path.partition(".")
     value = 0 if sources[source] is None else getattr(sources[source], name)
     return float(sum(value) if isinstance(value, list) else value or 0)

@@ -30,34 +30,34 @@ _MAX_SAMPLES = 16
 
 
 class Load:
-    """Counts running and waiting sequences, and refuses requests beyond its capacity."""
+    """Counts running and waiting sequences, and refuses requests that exceed the server's capacity."""
 
     def __init__(self, config: ServiceConfig, max_batch_size: int) -> None:
         """Begin without sequences.
 
         Args:
-            config: limits the waiting sequences.
+            config: settings with the maximum number of waiting sequences.
             max_batch_size: maximum number of sequences decoded together.
         """
         self._most = max_batch_size + config.max_waiting
         self._most_samples = min(_MAX_SAMPLES, self._most)
         self.num_sequences = 0
-        """Running and waiting sequences."""
+        """Number of running and waiting sequences."""
         self.num_refused = 0
-        """Requests refused for lack of capacity."""
+        """Number of requests refused for lack of capacity."""
         self.is_draining = False
         """Whether new requests are refused because the server is stopping."""
 
     @contextmanager
     def admitted(self, num_sequences: int) -> Iterator[Callable[[], None]]:
-        """Reserve capacity for the sequences of one request, of either API.
+        """Reserve capacity for the sequences of one gRPC or HTTP request.
 
         Yields:
-            A function that releases the capacity of one sequence. Call it as soon as the sequence ends, because its
-            client may read slowly. The rest is released at the end.
+            A function that releases the capacity of one sequence. Call it as soon as a sequence ends, because the
+            client may read slowly. The capacity of all other sequences is released at the end of the block.
 
         Raises:
-            SpeculantError: as ``require_capacity`` does.
+            SpeculantError: the request is refused; see :meth:`require_capacity`.
         """
         self.require_capacity(num_sequences)
         self.num_sequences += num_sequences
@@ -74,7 +74,7 @@ class Load:
             self.num_sequences -= num_held
 
     def require_capacity(self, num_sequences: int, num_prompts: int = 1) -> None:
-        """Refuse a request that could not be admitted now.
+        """Raise an error if a request can't be admitted now.
 
         Args:
             num_sequences: number of sequences, over all prompts.
@@ -120,7 +120,8 @@ def context_problem(
 
     Args:
         num_prompt_tokens: length of the prompt.
-        max_tokens: the client's limit. The server's own limit is never an error: output ends with the context.
+        max_tokens: the client's limit of new tokens. The server's own limit never causes an error, because output
+            simply ends at the end of the context.
         max_length: the model's context for prompt and output, in tokens.
         field: name of the limit in the client's request.
     """
@@ -142,7 +143,7 @@ async def events_of(
     config: GenerationConfig,
     session: SessionOptions | None,
 ) -> AsyncGenerator[StepEvent, None]:
-    """Decode as :func:`paced_events_of` does, and yield only events.
+    """Decode as :func:`paced_events_of` does, but yield only events, never None.
 
     Raises:
         SpeculantError: there is no capacity, or a sequence failed.
@@ -164,19 +165,19 @@ async def paced_events_of(
 ) -> AsyncGenerator[StepEvent | None, None]:
     """Decode for a client that may read slowly; capacity is released as soon as the engine finishes a sequence.
 
-    Unread events wait in memory, at most a whole output. Closing the iterator cancels the request.
+    Unread events wait in memory, up to the whole output. Closing the iterator cancels the request.
 
     Args:
         decoder: the decoder.
-        load: counts its sequences.
+        load: counts the request's sequences.
         prompts: prompts to continue.
         config: settings of all prompts.
-        session: options of their drafting sessions.
-        pause_s: seconds without an event after which None is yielded; None for never.
-        shared_length: tokens of every prompt's prefix that later prompts will probably share.
+        session: options of the prompts' drafting sessions.
+        pause_s: number of seconds without an event after which None is yielded; None: never.
+        shared_length: number of tokens at the start of every prompt that later prompts will probably share.
 
     Yields:
-        Events; None as soon as the request is admitted, and after every pause.
+        Events, and also None: once when the request is admitted, and after every pause.
 
     Raises:
         SpeculantError: there is no capacity (raised before anything is yielded), or a sequence failed.
@@ -211,7 +212,7 @@ async def _until_stopped(
 
 
 def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> GenerationConfig:
-    """Return settings with a request's changes.
+    """Return the default settings with a request's changes.
 
     Raises:
         GenerationRequestError: a value is not allowed.
@@ -226,11 +227,11 @@ def changed(defaults: GenerationConfig, wanted: Mapping[str, Any]) -> Generation
 
 
 def session_options(principal: Principal, tenant: str, graph: str, learn: bool | None) -> SessionOptions | None:
-    """Return the options of a request's drafting session, in addition to the server's settings; None if there are none.
+    """Return the drafting options that a request adds to the server's settings; None if it adds none.
 
     Args:
         principal: the client, and its permissions.
-        tenant: owner of the text; if empty, the client's only tenant or the server's setting.
+        tenant: owner of the text; if empty, the client's only tenant, or the server's setting.
         graph: name of the graph; if empty, the client's only graph or the server's setting.
         learn: whether the text helps the tenant's later requests; None for the server's setting.
 

@@ -1,4 +1,4 @@
-"""The verifier as a server: sockets, health and model, and the order of their startup and shutdown."""
+"""The verifier as a server: starts and stops the sockets, the health service and the model in the right order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from speculant_verifier.service.requests import Load, shutting_down
 from speculant_verifier.service.service import ADMIN_SERVICE_NAME, SERVICE_NAME, VerifierAdminService, VerifierService
 
 GRACE_S = 60.0
-"""Seconds for running requests to finish at shutdown; a second signal ends them at once."""
+"""Number of seconds that running requests have to finish at shutdown; a second signal ends them at once."""
 _DRAIN_NOTICE_S = 2.0
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -54,7 +54,7 @@ class VerifierServer:
             make_decoder: loads the model; called in a thread.
             max_batch_size: maximum number of sequences that the decoder runs together.
             make_learning: starts training the draft model while the server runs; None for no training.
-            access: which clients may call.
+            access: settings that say which clients may call.
 
         Raises:
             ConfigError: a setting is wrong.

@@ -41,7 +41,7 @@ RULE_OF_NUMBER: dict[int, RuleName] = {
     pb.VERIFICATION_RULE_TREE_INDEPENDENT: "tree-iid",
     pb.VERIFICATION_RULE_GUMBEL: "gumbel",
 }
-"""Names of rules by their numbers on the wire."""
+"""Names of verification rules, by their numbers in messages."""
 
 _SEED_BITS = 63
 _MOST_ENTRIES = {"logit_biases": 1024, "stop_strings": 16, "stop_token_ids": 1024}
@@ -57,7 +57,7 @@ _REPORTED = (
     "num_steps", "num_steps_without_drafter", "num_drafted", "num_accepted", "drafted_by_depth", "accepted_by_depth",
     "num_drafts", "num_from_target_cache", "num_from_prefix_cache", "warning",
 )  # fmt: skip
-"""Fields that a result and its statistics share."""
+"""Fields of a result that its statistics message also has."""
 
 
 class VerifierService:
@@ -72,7 +72,7 @@ class VerifierService:
         """Create the service.
 
         Args:
-            read_decoder: returns the decoder; raises while the model is loading.
+            read_decoder: returns the decoder; raises an error while the model is loading.
             defaults: default settings of requests.
             load: limits the load of all requests.
         """
@@ -136,7 +136,7 @@ def _token_ids(request: pb.GenerateRequest, decoder: SpeculativeDecoder) -> list
 
 
 def _response(event: StepEvent, seed: int) -> pb.GenerateResponse:
-    """Return the message of one step.
+    """Return the response message of one step.
 
     Args:
         event: the step's event.
@@ -236,7 +236,7 @@ class VerifierAdminService:
         """Create the service.
 
         Args:
-            read_decoder: returns the decoder; raises while the model is loading.
+            read_decoder: returns the decoder; raises an error while the model is loading.
         """
         self._read_decoder = read_decoder
 
@@ -272,7 +272,7 @@ class VerifierAdminService:
 
 
 def _load(adapters: Adapters, request: pb.LoadAdapterRequest) -> None:
-    """Load an adapter by name; an operator can't choose which files the server reads."""
+    """Load an adapter by name, so that an operator can't choose which files the server reads."""
     if request.name and request.name not in adapters.names:
         known = ", ".join(adapters.names) or "none, name some in draft_model.adapters"
         raise DraftRequestError(f"there is no adapter of this name; those of the settings are: {known}")

@@ -1,8 +1,9 @@
-"""``auto`` speculation: chooses the number of drafted nodes that pays for the whole batch, possibly none.
+"""``auto`` speculation: chooses how many nodes to draft, possibly none, so that the whole batch runs fastest.
 
-Rows of a pass are padded to one width, so one width is chosen for all (:class:`~speculant_graph.budget.StepBudget`).
-A node's value is estimated from earlier drafts: by its depth, or by the drafter's probability and the realised share of
-such predictions. If no draft pays, the controller tries one again after a pause, which doubles after each failure.
+Rows of a pass are padded to one width, so one width is chosen for all (:class:`~speculant_graph.budget.StepBudget`). A
+node's chance of acceptance is estimated from earlier drafts: by its depth, or by the drafter's probability, corrected
+by how often such predictions came true. If no draft pays off, the controller tries one again after a pause, which
+doubles after each failure.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from speculant_graph.budget import StepBudget
 from speculant_graph.types import Draft
 
 MAX_DEPTH = 64
-"""Deeper nodes count as nodes of this depth."""
+"""Greatest depth at which acceptance is recorded."""
 
 _MEMORY = 0.95
-"""Decay of the weight of a draft, or a step, per later one."""
+"""Factor by which a draft's weight decays with every later draft."""
 _PRIOR_ACCEPTANCE, _PRIOR_WEIGHT = 0.7, 1.0
-"""Prior acceptance of a node whose parent was accepted, and its weight in nodes."""
+"""Prior acceptance of a node whose parent was accepted, and the weight of this prior, in nodes."""
 _INHERITED_WEIGHT = 2.0
-"""Weight of other sequences' history, in nodes."""
+"""Weight of other sequences' history in a new sequence's estimates, in nodes."""
 _SHARED_WEIGHT = 2.0
-"""Weight of the overall acceptance at each depth, in nodes."""
+"""Weight of the overall acceptance in the estimate at each depth, in nodes."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 4, 128
 _PROBE_COST = 1.4
 _LARGEST_PROBE = 2
 
 
 class AcceptanceHistory:
-    """Acceptance by depth, and realised acceptance of drafters' predictions; recent drafts count most.
+    """Acceptance by depth, and how often drafters' predictions came true; recent drafts count most.
 
     For every depth it stores how often a node was accepted if its parent was accepted. Depths without recent drafts are
-    assumed to be like the others.
+    assumed to be like all other depths.
     """
 
     __slots__ = ("_accepted", "_predicted", "_prior", "_reached", "_realised")
@@ -71,9 +72,9 @@ class AcceptanceHistory:
         """Record the outcome of a verified draft.
 
         Args:
-            depths: depth of every node, at least one node.
+            depths: depth of every node; there must be at least one node.
             num_accepted: length of the accepted path.
-            predicted: sum of the nodes' path probabilities, 0 if there are none.
+            predicted: sum of the nodes' path probabilities; 0 if the draft has no probabilities.
         """
         deepest = min(max(depths), MAX_DEPTH)
         self._reached *= _MEMORY
@@ -90,12 +91,13 @@ class DraftLengthController:
     """Decides how much to draft in every step of one engine."""
 
     def __init__(self, budget: StepBudget, *, has_predictions: bool, is_measured: bool = False) -> None:
-        """Begin without experience.
+        """Begin without observed drafts.
 
         Args:
             budget: the step budget.
             has_predictions: whether drafts have calibrated path probabilities.
-            is_measured: whether the budget's costs were measured here, so that it may decide to skip drafts.
+            is_measured: whether the budget's costs were measured on this machine; only then may the budget forbid
+                drafts.
         """
         self._budget, self._has_predictions, self._is_measured = budget, has_predictions, is_measured
         self._everyone = AcceptanceHistory()
@@ -111,7 +113,7 @@ class DraftLengthController:
         """Return the node budget of every row.
 
         Args:
-            histories: the history of every row; None for rows that use their limit.
+            histories: the history of every row; None for rows that always use their limit.
             limits: maximum number of nodes of every row.
         """
         self._step += 1
@@ -136,15 +138,15 @@ class DraftLengthController:
     def keep(
         self, histories: Sequence[AcceptanceHistory | None], drafts: Sequence[Draft], can_trim: Sequence[bool]
     ) -> list[Sequence[int]]:
-        """Return the indices of each draft's nodes that pay, ascending; a node's ancestors are always included.
+        """Return the indices of each draft's nodes that pay off, ascending; a node's ancestors are always included.
 
-        Dropping nodes depending on their tokens is exact only under rules that ignore q (``can_trim``): a rule that
-        compares p with q would favour the kept nodes.
+        Nodes may be dropped because of their tokens only if the rule ignores q (``can_trim``). A rule that compares p
+        with q would favour the kept nodes.
 
         Args:
             histories: as in :meth:`budgets`.
             drafts: the drafts.
-            can_trim: whether the row's rule permits dropping nodes depending on their tokens.
+            can_trim: for every row, whether its rule permits dropping nodes because of their tokens.
         """
         free = [
             history is not None and can and bool(draft.path_probabilities)
@@ -180,7 +182,7 @@ class DraftLengthController:
             self._resume_at, self._pause = self._step, _FIRST_PAUSE
 
     def least_probability(self, limits: Sequence[int]) -> float:
-        """Return the path probability below which no node of this step can pay.
+        """Return the path probability below which no node of this step can pay off.
 
         It is 0 with several rows, because a node costs nothing if another row makes the pass as wide.
         """
@@ -194,7 +196,7 @@ class DraftLengthController:
         return 1 + best_size(gains.sum(0).tolist(), seconds, prices.rate)
 
     def _probe_width(self, num_rows: int, most_nodes: int) -> int:
-        """Return the width of a trial if no draft seems to pay, and postpone the next trial."""
+        """Return the width of a trial draft, used when no draft seems to pay off, and postpone the next trial."""
         most = min(most_nodes, _LARGEST_PROBE)
         seconds = self._budget.cost.seconds(num_rows, num_rows * (1 + most))[num_rows::num_rows]
         costs = seconds / seconds[0]

@@ -15,21 +15,21 @@ from speculant_graph.budget import CURVES, CostCurve
 from speculant_graph.budget.pass_cost import MAX_POINT
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
-"""Tokens per row for which a table has a time, measured or not."""
+"""Numbers of tokens per row for which a table has a time, measured or estimated."""
 
 _FEWEST_KNOWN = 64
-"""Tokens per row for which estimates are computed at once."""
+"""Minimum number of tokens per row up to which estimates are computed together."""
 _Curve = tuple[int, NDArray[np.float64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
 class CostPoint:
-    """One measured pass."""
+    """One pass with its time, measured or predicted."""
 
     batch: Annotated[int, Field(ge=1)]
-    """Rows."""
+    """Number of rows."""
     tokens: Annotated[int, Field(ge=1, le=MAX_POINT)]
-    """Tokens of each row: the last known one and the drafted nodes."""
+    """Number of tokens of each row: the last known token and the drafted nodes."""
     ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """Milliseconds of the pass."""
     is_measured: bool = True
@@ -38,18 +38,19 @@ class CostPoint:
 
 @dataclass(frozen=True)
 class CostTable:
-    """Measured passes, and estimates of all others.
+    """Times of measured passes, and estimates for all other passes.
 
-    For unmeasured numbers of :data:`TOKENS` the time follows the typical curve, scaled to pass through both adjacent
-    measured points, or through the last one beyond it. Straight lines join the points, and the last line continues. A
-    pass never costs less than one with fewer tokens. Between two measured batches the time is interpolated linearly.
-    Outside the measured range, a batch costs as much as the nearest one with the same total number of tokens.
+    For unmeasured numbers of :data:`TOKENS`, the time follows the typical curve. The curve is scaled to pass through
+    both adjacent measured points or, beyond the last measured point, through this point. Between these numbers and
+    beyond the last number, times are linear. A pass never costs less than a pass with fewer tokens. Between two
+    measured batches, the time is interpolated linearly. Outside the measured range, a batch costs as much as the
+    nearest measured batch with the same total number of tokens.
     """
 
     points: tuple[CostPoint, ...]
-    """Distinct points; every batch has a point for one token."""
+    """Passes with their times, all distinct; every batch has a pass over one token per row."""
     context: Annotated[int, Field(ge=0)]
-    """Tokens in the cache of every row."""
+    """Number of tokens in the cache of every row."""
     typical: Literal["dense", "cpu-moe"] = "dense"
     """Name of the typical curve, see :data:`~speculant_graph.budget.CURVES`."""
 
@@ -57,7 +58,7 @@ class CostTable:
         """Check that every batch has a pass over one token per row.
 
         Raises:
-            ValueError: it is missing for some batch.
+            ValueError: a batch has no such pass.
         """
         alone = {point.batch for point in self.points if point.tokens == 1}
         if not self.points or any(point.batch not in alone for point in self.points):
@@ -89,8 +90,9 @@ class CostTable:
         """Estimate the milliseconds of passes.
 
         Args:
-            batch: rows, at least 1.
-            tokens: tokens of each row, per pass, at least 1; may be fractional, as a mean over steps.
+            batch: number of rows, at least 1.
+            tokens: for every pass, the number of tokens per row, at least 1; it may be a mean over steps and thus
+                fractional.
         """
         batches = [measured for measured, _, _ in self._curves]
         if not batches[0] <= batch <= batches[-1]:
@@ -104,7 +106,7 @@ class CostTable:
         return np.asarray(estimates[after - 1] + share * (estimates[after] - estimates[after - 1]))
 
     def relative(self, batch: int, tokens: float) -> float:
-        """Estimate a pass relative to a pass of one token over the same batch."""
+        """Estimate a pass's time relative to a pass over the same batch with one token per row."""
         times = self.ms(batch, np.array([1.0, tokens]))
         return float(times[1] / times[0])
 
@@ -129,12 +131,12 @@ def _on(curve: _Curve, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
 def _filled(
     widths: NDArray[np.int64], times: NDArray[np.float64], typical: CostCurve
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Add the missing numbers of :data:`TOKENS` to a measured curve.
+    """Add the missing numbers of :data:`TOKENS`, with estimated times, to a measured curve.
 
     Args:
         widths: measured numbers of tokens, ascending from 1.
-        times: their times, ascending.
-        typical: curve whose shape is used.
+        times: times of the passes with these numbers, ascending.
+        typical: curve whose shape the estimates follow.
 
     Returns:
         All numbers of tokens, and their times.

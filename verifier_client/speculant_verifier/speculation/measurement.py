@@ -1,7 +1,8 @@
 """Measures the cost of forward passes, within a time budget, and stores it in the user's cache folder.
 
 One file has the costs of one model, machine and configuration. If it is damaged, costs are measured again. Passes that
-stream weights take seconds, so only two of them run; the cost of others is predicted from the bytes that they read.
+stream weights take seconds, so only two of them run; the costs of other passes are predicted from the bytes that they
+read.
 """
 
 from __future__ import annotations
@@ -29,20 +30,22 @@ from speculant_verifier.speculation.costs import TOKENS, CostPoint, CostTable
 BATCHES = (1, 4, 8)
 """Batch sizes measured by default."""
 CONTEXT = 200
-"""Tokens in the cache of every row during the measurement, unless filling it takes too long."""
+"""Number of tokens in the cache of every row during the measurement, unless filling the caches takes too long."""
 BUDGET_S = 6.0
-"""Time of a measurement, in seconds."""
+"""Duration of a measurement, in seconds."""
 
 _MOST_REPEATS = 9
 _SHARE_OF_SETUP = 0.4
-"""Share of the budget for filling caches and for first passes; later passes are not measured."""
+"""Share of the time budget for filling caches and running every pass once; passes that would exceed it are not
+measured."""
 _LONGEST_PASS = 0.005
-"""Share of the budget for one pass over one token. If passes take longer, caches stay empty, because filling them takes
-dozens of passes."""
+"""Share of the time budget that a pass over one token may take. If it takes longer, caches stay empty, because filling
+them takes as long as dozens of passes."""
 _FEWEST_WIDTHS = 2
-"""Fewest measured widths of a batch; a batch with fewer is omitted, because one width shows no cost per token."""
+"""Minimum number of measured widths of a batch. A batch with fewer is omitted, because a single width does not show the
+cost per token."""
 _SILENCE_S = 2.0
-"""Seconds between lines in the log."""
+"""Minimum number of seconds between lines in the log."""
 _VERSION = 5
 """Version of the measurement and its file; files of other versions are ignored."""
 _FOLDER_MODE = 0o700
@@ -65,9 +68,10 @@ def load_or_measure(
 
     Args:
         target: the model.
-        batches: rows, see :func:`measure_costs`.
+        batches: numbers of rows; see :func:`measure_costs`.
         folder: folder to use instead of :func:`cache_folder`.
-        most_nodes: maximum number of nodes of a draft; the pass that verifies it is measured early, and is the widest.
+        most_nodes: maximum number of nodes of a draft; the pass that verifies such a draft is the widest, and is
+            measured early.
     """
     batches = tuple(dict.fromkeys(batches))
     conditions = [sorted(batches), TOKENS, most_nodes, CONTEXT, *_conditions(target)]
@@ -103,7 +107,7 @@ def cache_folder() -> Path:
 
 
 def _conditions(target: TargetModel) -> list[object]:
-    """Return the conditions of a model's costs: machine, libraries, weights, dtype, kernels."""
+    """Return everything on which a model's costs depend: machine, libraries, weights, dtype, kernels."""
     machine, config, device = describe_machine(), target.model.config, target.device
     return [
         _VERSION,
@@ -133,17 +137,18 @@ def measure_costs(
 
     Every pass is run once and then repeatedly, interleaved with all others, so that noise affects all of them; the
     smallest time counts. If the budget is short, the last batches and longest rows are omitted, and the rest is run
-    fewer times. The tokens are random, which in a mixture of experts activates as many experts as any text.
+    fewer times. The tokens are random; in a mixture of experts they activate as many experts as any text.
 
     Args:
         target: the model.
-        batches: rows, the most important first.
-        tokens: tokens of each row; 1 is always measured.
-        context: tokens in the cache of every row; None: :data:`CONTEXT`, and none for a slow model.
-        budget_s: time, in seconds. The first two passes always run; a later pass starts only if it can end in time. For
-            a model with streamed weights only two passes run, without a context: over one token, and over two or the
-            most tokens, whichever is more informative. The cost of others is predicted.
-        urgent: tokens of each row to measure before all others, if they are in ``tokens``.
+        batches: numbers of rows, the most important first.
+        tokens: numbers of tokens per row; 1 is always measured.
+        context: number of tokens in the cache of every row; None: :data:`CONTEXT`, or 0 for a slow model.
+        budget_s: time budget, in seconds. The first two passes always run; a later pass starts only if it can end in
+            time. For a model with streamed weights only two passes run, with empty caches. The first is over one token.
+            With streamed layers, the second is over the most tokens. With streamed experts, it is over two tokens, and
+            the costs of wider passes are predicted.
+        urgent: numbers of tokens per row that are measured before all others, if they are in ``tokens``.
     """
     rows, first, wanted = [*dict.fromkeys(batches)], {1, *urgent}, {1, *tokens}
     plan, most = None if target.offload is None else target.offload.plan, target.max_length
@@ -167,8 +172,8 @@ def measure_costs(
 def _order(rows: list[int], widths: list[int], urgent: set[int]) -> Iterator[_Point]:
     """Yield all passes, the most important first.
 
-    The other widths of the first two batches precede further batches, because linear interpolation between two batches
-    errs less than a typical curve between two widths.
+    All widths of the first two batches precede further batches, because linear interpolation between two batches errs
+    less than a typical curve between two widths.
     """
     first = [width for width in widths if width in urgent] or widths[:1]
     for some in (rows[:2], rows[2:]):
@@ -200,7 +205,7 @@ class _Measurement:
         return time.perf_counter() - self._started_s
 
     def may_run(self, point: _Point, *, is_urgent: bool) -> bool:
-        """Return whether a pass is one of the first two, or ends in time at the cost per token so far.
+        """Return whether a pass is one of the first two, or would end in time at the cost per token measured so far.
 
         Urgent passes may use the whole budget.
         """
@@ -243,7 +248,7 @@ class _Measurement:
             logger.info("measuring the cost of passes: {} passes in {:.0f} s", self._num_passes, self._spent_s)
 
     def _predicted(self, wanted: list[_Point]) -> Iterator[CostPoint]:
-        """Yield other passes' predicted times, from the measured reading speed; none is below a measured time."""
+        """Yield other passes with times predicted from the measured reading speed, never below a measured time."""
         offload = self._target.offload
         if offload is None:
             return
@@ -254,7 +259,7 @@ class _Measurement:
             yield CostPoint(batch, width, 1e3 * max(least_s, read_s), is_measured=False)
 
     def table(self, predicted: list[_Point]) -> CostTable:
-        """Return the measured passes, and predictions of others for a model with streamed weights."""
+        """Return the measured passes and, for a model with streamed weights, predictions of other passes."""
         num_widths = [sum(rows == batch for rows, _ in self._best_s) for batch, _ in self._best_s]
         most = max(num_widths)
         points = tuple(

@@ -1,7 +1,8 @@
 """Costs of passes, corrected by every observed pass.
 
 A table is measured once, in a few seconds, and not at every width. Later, contexts grow and machines have other work.
-So every pass's time is compared with its estimate, and corrects the estimates of its width and of nearby widths.
+So the duration of every pass is compared with its estimate, and corrects the estimates of this width and of nearby
+widths.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from numpy.typing import NDArray
 from speculant_verifier.speculation.costs import CostTable
 
 _MEMORY = 0.95
-"""Decay of a pass's weight per later pass of its kind."""
+"""Factor by which a pass's weight decays with every later pass of the same number of rows and tokens."""
 _MEASURED_WEIGHT, _ESTIMATED_WEIGHT = 12.0, 2.0
-"""Weight of an estimate, counted in passes, for measured and for unmeasured widths."""
+"""Weights, in passes, of the assumption that a width has the common error: for measured and for unmeasured widths."""
 _LARGEST_ERROR = math.log(4.0)
-"""Largest error of one pass, as a logarithm, so that a pass that waited for other work counts little."""
+"""Upper bound of one pass's error, as a logarithm, so that a pass that waited for other work counts little."""
 
 
 class ObservedCosts:
@@ -55,7 +56,7 @@ class ObservedCosts:
         return np.asarray(np.maximum.accumulate(estimates * np.exp(np.interp(wanted, widths, corrections))))
 
     def _correction(self, num_rows: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the logarithms of the observed widths, ascending, and of the factors of their estimates."""
+        """Return the logarithms of the observed widths, ascending, and of the factors that correct their estimates."""
         errors = self._errors[num_rows]
         weights = np.array([weight for weight, _ in errors.values()])
         totals = np.array([total for _, total in errors.values()])

@@ -1,4 +1,4 @@
-"""The grammar constraint of one sequence at any draft node, and drafts with forced tokens."""
+"""Applies the grammar constraint of one sequence at any draft node, and adds forced tokens to drafts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Draft, TokenId
 
 _MOST_FORCED = 2_048
-"""Maximum number of forced tokens per query, because longer runs take too long in every step."""
+"""Maximum number of forced tokens per query, because computing longer runs in every step takes too long."""
 
 
 class Constraint:
-    """Moves a matcher to any queried position: it rolls back tokens and consumes others.
+    """Moves a matcher to any queried position by rolling back and consuming tokens.
 
-    Not thread-safe. It serves one sequence, to which tokens are only appended; paths below it may be queried in any
-    order.
+    Not thread-safe. A constraint serves one sequence, to which tokens are only appended. The paths of its drafts may be
+    queried in any order.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Constraint:
             matcher: the matcher of the grammar.
             prompt_length: number of tokens before the output.
             vocabulary_size: size of the model's logits.
-            end_token_ids: tokens allowed when the output is complete; no token follows one of them.
+            end_token_ids: tokens that end the output; they are allowed when it is complete.
         """
         self._ends = end_token_ids
         self._matcher, self._prompt_length, self._vocabulary_size = matcher, prompt_length, vocabulary_size
@@ -45,14 +45,14 @@ class Constraint:
         self._bits = np.zeros(-(-vocabulary_size // 32), np.int32)
 
     def allows(self, token_ids: Sequence[TokenId], path: Sequence[TokenId], token: TokenId) -> bool:
-        """Return whether a token is allowed after a sequence and a path below it."""
+        """Return whether a token is allowed after a sequence and a path of its draft."""
         if self._is_over(token_ids, path):
             return True
         self._go_to(token_ids, path)
         return self._may_come(token)
 
     def masked(self, logits: Tensor, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> Tensor:
-        """Return the logits ``[V]`` after a sequence and a path below it, minus infinity for forbidden tokens.
+        """Return the logits ``[V]`` after a sequence and a path of its draft, with minus infinity for forbidden tokens.
 
         On a CPU the result is valid only until the next call: it reuses memory, because writing to new memory takes
         longer than computing a mask.
@@ -103,7 +103,10 @@ class Constraint:
         return forced[: self._matcher.validate_tokens(forced)] if forced else []
 
     def _is_over(self, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> bool:
-        """Return whether the output has ended. A matcher can't roll back an end token."""
+        """Return whether the output has ended.
+
+        In this case the matcher must not be used, because it can't roll back an end token.
+        """
         if path:
             return path[-1] in self._ends
         return len(token_ids) > self._prompt_length and token_ids[-1] in self._ends

@@ -19,7 +19,7 @@ from speculant_verifier.structured.constraint import Constraint, reason_of
 from speculant_verifier.structured.json_schema import prepared
 
 LOOSE = {"whitespace_pattern": r"[ \t\n]{0,40}"}
-"""Allowed whitespace in JSON; without a limit a weak model may never stop."""
+"""Allowed whitespace in JSON. Without a limit, a weak model may emit whitespace forever."""
 HARMONY_THOUGHT = (
     r'thought: <|channel|> ("analysis" | "commentary") <|message|> /(.|\n)*/ <|end|> <|start|> "assistant"'
 )
@@ -27,7 +27,7 @@ HARMONY_THOUGHT = (
 _HARMONY = f"""start: thought{{0,4}} <|channel|> "final" (" "? <|constrain|> "json")? <|message|> @form
 {HARMONY_THOUGHT}
 """
-"""Wraps the grammar of an answer in the harmony format, so that it constrains the final message."""
+"""Grammar of the harmony format, in which the grammar of the answer constrains only the final message."""
 _HARMONY_NAMES = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>")
 _MOST_KEPT = 64
 _LIMITS = LLParserLimits(
@@ -41,10 +41,10 @@ _OF_TYPE = {"string": '""', "integer": "0", "number": "0.0", "boolean": "true, f
 
 
 def form_of(config: GenerationConfig) -> str:
-    """Return the grammar that settings request; empty if none.
+    """Return the grammar that settings request; empty if they request none.
 
     Raises:
-        GenerationRequestError: they request several grammars, or one that can't be parsed.
+        GenerationRequestError: the settings request several grammars, or a grammar that can't be parsed.
     """
     if config.json_schema and config.grammar:
         raise GenerationRequestError(
@@ -81,7 +81,7 @@ def grammar_of_regex(regex: str) -> str:
 
 
 def grammar_of_choices(texts: Sequence[str]) -> str:
-    """Return the grammar of a choice of texts."""
+    """Return the grammar that allows exactly the given texts."""
     return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in texts)
 
 
@@ -111,14 +111,14 @@ class Grammar:
     """A compiled grammar that creates a constraint for every sequence."""
 
     def __init__(self, matcher: LLMatcher, vocabulary_size: int, end_token_ids: Collection[TokenId]) -> None:
-        """Set the matcher in its initial state, and the end tokens."""
+        """Store the end tokens and the matcher, which is in its initial state."""
         self._matcher, self._vocabulary_size, self._ends = matcher, vocabulary_size, frozenset(end_token_ids)
 
     def constraint(self, prompt_length: int) -> Constraint:
         """Return a new constraint for a sequence.
 
         Args:
-            prompt_length: length of its prompt, which is not constrained.
+            prompt_length: length of the sequence's prompt, which is not constrained.
         """
         return Constraint(self._matcher.deep_copy(), prompt_length, self._vocabulary_size, self._ends)
 
@@ -129,7 +129,10 @@ class Grammars:
     def __init__(
         self, tokenizer: PreTrainedTokenizerFast, vocabulary_size: int, end_token_ids: Collection[TokenId]
     ) -> None:
-        """Set the model's tokenizer. :meth:`prepare`, or the first grammar, converts it, which takes seconds."""
+        """Set the model's tokenizer.
+
+        Converting it takes seconds, and is left to :meth:`prepare` or the first grammar.
+        """
         self._source, self._vocabulary_size = tokenizer, vocabulary_size
         self._ends = sorted(end_token_ids)
         self._opening = _opening(tokenizer)

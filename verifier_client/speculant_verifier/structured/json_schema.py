@@ -1,8 +1,9 @@
-"""Rewrites the JSON schemas of common libraries with the keywords that llguidance supports.
+"""Rewrites JSON schemas of common libraries so that they use keywords that llguidance supports.
 
 Keywords with an exact equivalent are rewritten: ``propertyNames`` as in zod's records, ``not`` with types,
-``uniqueItems`` over a few values, and formats that are only annotations. llguidance rejects all others with their name.
-If the client does not require strictness, ``uniqueItems`` and unknown formats are not enforced.
+``uniqueItems`` over a few values, and formats that are only annotations. All other unsupported keywords are rejected by
+llguidance, whose error names them. If the client does not require strictness, ``uniqueItems`` and unknown formats are
+not enforced.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _KNOWN_FORMATS = frozenset(
 _MOST_ARRANGED = 4
 """Maximum number of values whose arrangements are enumerated: 4 values have 65 arrangements."""
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose value is an object of schemas."""
+"""Keywords whose value is an object with schemas as values."""
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _OF_SCHEMA = ("additionalProperties", "items", "additionalItems", "contains", "not", "if", "then", "else")
 _DEEPEST = 64
 
 
 def prepared(schema: Any, *, is_strict: bool) -> Any:
-    """Rewrite a schema with llguidance's keywords as far as possible.
+    """Rewrite a schema, as far as possible, so that it uses only keywords that llguidance supports.
 
     Args:
         schema: the client's schema.
@@ -90,7 +91,7 @@ def _without_names(schema: dict[str, Any]) -> None:
 
 
 def _without_conditions(schema: dict[str, Any]) -> None:
-    """Drop conditions without effect, and keep the branch of conditions that always hold."""
+    """Drop conditions without effect, and replace constant conditions by the branch that applies."""
     if "if" not in schema:
         schema.pop("then", None)
         schema.pop("else", None)

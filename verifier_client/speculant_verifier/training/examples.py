@@ -1,4 +1,4 @@
-"""Training data: selects and orders recorded requests, and converts them to labelled examples. Does not need torch."""
+"""Selects and orders recorded requests, and converts them to labelled training examples, without torch."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ from speculant_graph.types import TokenId
 from speculant_verifier.records.record import RequestRecord
 
 HELD_OUT_SHARE = 0.3
-"""Held-out share of the documents. With fewer documents the gate could seldom decide, because acceptance differs more
-between documents than between adapters."""
+"""Share of the documents that is held out. With fewer held-out documents the gate could seldom decide, because
+acceptance differs more between documents than between adapters."""
 REPLAY_SHARE = 0.2
 """Share of replay in the training requests, to prevent forgetting."""
 
 _KEY_LENGTH = 16
-"""Hexadecimal digits of a document's key."""
+"""Number of hexadecimal digits of a document's key."""
 _LEAST_SHARED = 16
-"""A longer prompt that begins with a prompt of at least this many tokens counts as the same conversation."""
+"""If a prompt has at least this many tokens, longer prompts that begin with it count as the same conversation."""
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One request. The n labelled positions are the output positions with a token before them."""
+    """One request as training data.
+
+    The n labelled positions are the output positions that follow at least one token.
+    """
 
     token_ids: NDArray[np.int64]
     """Prompt and output, ``[T]``."""
@@ -41,7 +44,8 @@ class Example:
     label_ids: NDArray[np.int64]
     """Tokens with known probabilities, ``[n, k]``; short rows are padded with their first token."""
     label_probabilities: NDArray[np.float32]
-    """Their probabilities, ``[n, k]``; 0 for padding. The remainder to 1 is the mass of all other tokens."""
+    """Probabilities of ``label_ids``, ``[n, k]``; 0 for padding. A row's sum is below 1 by the mass of all other
+    tokens."""
     is_label: NDArray[np.bool_]
     """Mask of the entries that are not padding, ``[n, k]``."""
 
@@ -80,7 +84,7 @@ def make_example(record: RequestRecord, max_tokens: int) -> Example:
 def documents_of(records: Sequence[RequestRecord]) -> list[str]:
     """Return each record's document key: a digest of the document's name, or of the prompt if it has no name.
 
-    A prompt that begins with a whole earlier prompt belongs to the same document, as a turn of one conversation.
+    A prompt that begins with a whole earlier prompt belongs to the same document, as a later turn of one conversation.
     """
     keys = [""] * len(records)
     first: tuple[TokenId, ...] = ()
@@ -118,8 +122,8 @@ def split(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list[R
 def mixture(failures: Sequence[Item], replay: Sequence[Item], epochs: float) -> list[Item]:
     """Return the training items in order: each epoch has every failure once, mixed with replay.
 
-    Every epoch samples new replay: :data:`REPLAY_SHARE` of the epoch, or all available replay. Without failures, only
-    replay is used.
+    For every epoch, replay is sampled anew: :data:`REPLAY_SHARE` of the epoch, or all available replay if that is less.
+    Without failures, only replay is used.
     """
     own, other = (failures, replay) if failures else (replay, ())
     chosen = random.Random(0)
@@ -134,7 +138,7 @@ def mixture(failures: Sequence[Item], replay: Sequence[Item], epochs: float) -> 
 
 
 def of_tokenizer(records: Sequence[RequestRecord], digest: str, vocabulary_size: int) -> list[RequestRecord]:
-    """Return the records with the draft model's tokenizer, and with ids within its vocabulary.
+    """Return the records that use the draft model's tokenizer and only ids within its vocabulary.
 
     Raises:
         ConfigError: there are no such records.

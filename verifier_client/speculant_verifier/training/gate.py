@@ -1,13 +1,13 @@
-"""Decides whether a trained adapter may be published, by replaying held-out requests before and after.
+"""Decides whether a trained adapter may be published, by replaying held-out requests.
 
 The draft model replays the same requests twice: with the present adapter, if any, and with the candidate. No target
-runs: each step drafts as in the engine, accepts the draft tokens that match the target's recorded text, and advances
-one more token. The rule ``follow`` does the same when the target writes the record, so tokens per pass equal the
-engine's. A candidate must raise tokens per pass and must not lower tokens per second. Requests that were drafted well
-before must stay so.
+runs: each step drafts as in the engine, accepts the draft tokens that match the target's recorded text, and advances by
+one more token. The rule ``follow`` does the same with a running target, so tokens per pass equal the engine's. A
+candidate must raise tokens per pass and must not lower tokens per second. Requests that were drafted well before must
+still be drafted well.
 
-Time is computed from the number of passes. The record has the duration of a target pass, and a draft pass takes a fixed
-share of it. So two replays of one model give the same figures, and any difference comes from the adapter.
+Time is computed from the number of passes. The record has the duration of a target pass, and a draft pass is assumed to
+take a fixed share of it. So two replays of one model give the same figures, and any difference comes from the adapter.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ from speculant_verifier.speculation.controller import DraftLengthController
 from speculant_verifier.training.examples import documents_of
 
 FEWEST_FAILURES = 30
-"""Required held-out failures; with fewer, a candidate may look better by chance."""
+"""Required number of held-out failures; with fewer, a candidate may look better by chance."""
 FEWEST_DOCUMENTS = 10
-"""Required documents of these failures. Requests of one document are similar, so with fewer documents the interval is
-too narrow."""
+"""Required number of documents among the held-out failures. Requests of one document are similar, so with fewer
+documents the confidence interval is too narrow."""
 FEWEST_REPLAY = 60
 """Required number of other held-out requests, to detect forgetting."""
 MOST_LOSS = 0.02
 """Largest share of the tokens per pass that may be lost on requests that were not failures."""
 MOST_REQUESTS = 100
-"""Replayed requests of each kind; more would hardly narrow the interval, and take minutes."""
+"""Maximum number of replayed failures, and of other replayed requests. More would take minutes, and hardly narrow the
+confidence interval."""
 DRAFT_SHARE = 1 / 8
-"""Assumed cost of a pass of the draft model, in passes of the target."""
+"""Assumed duration of a pass of the draft model, as a share of a target pass."""
 DRAFT = DraftConfig(strategy="model")
 """Drafting settings of a replay: without n-grams, which would hide the model's progress."""
 _CURVE = CURVES["dense"]
@@ -60,15 +61,19 @@ _RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Results for the same requests before and after. Tokens per pass are means over requests."""
+    """Results for the same requests with the present adapter (before) and with the candidate (after).
+
+    Tokens per pass are means over requests.
+    """
 
     num_requests: int
     tokens_per_pass_before: float
     tokens_per_pass_after: float
     num_documents: int
-    """Number of documents of these requests."""
+    """Number of documents to which the requests belong."""
     interval_after_minus_before: tuple[float, float]
-    """95 % interval of the mean difference, from resampled documents; the mean itself if there is only one document."""
+    """95 % confidence interval of the mean difference, from resampled documents; the mean itself for a single
+    document."""
     tokens_per_s_before: float
     tokens_per_s_after: float
 
@@ -83,9 +88,9 @@ class Verdict:
     """The gate's verdict on a candidate."""
 
     is_better: bool
-    """Whether it may be published."""
+    """Whether the candidate may be published."""
     reason: str
-    """The reason as text."""
+    """Reason for the verdict, as text."""
     everything: Comparison | None
     """Comparison over all requests, weighted by their actual shares; None if too few were held out."""
     failures: Comparison | None
@@ -95,7 +100,7 @@ class Verdict:
 
     @property
     def replay_loss(self) -> float | None:
-        """Lost share of the tokens per pass on requests that were not failures; negative for a gain."""
+        """Share of the tokens per pass that is lost on requests that were not failures; negative for a gain."""
         return None if self.replay is None else -self.replay.gain / self.replay.tokens_per_pass_before
 
     def figures(self) -> dict[str, Any]:
@@ -112,9 +117,9 @@ def judge(
     """Compare a candidate with the present adapter.
 
     Args:
-        candidate: the adapter.
-        present: the present adapter; None: the base model.
-        config: the draft model.
+        candidate: folder of the trained adapter.
+        present: folder of the present adapter; None: the base model without an adapter.
+        config: settings of the draft model.
         records: requests on which neither adapter was trained.
 
     Raises:
@@ -140,10 +145,10 @@ def weights_of(
 ) -> NDArray[np.float64]:
     """Return how many requests each replayed request represents, failures first.
 
-    Failures were selected by the present adapter's bad drafts. On failures alone any other model would look better, and
-    on the other requests worse (regression to the mean). Weighted by their shares of all requests, both together are
-    unbiased. All failures are recorded. Of the other requests, the ones with the smallest keys are recorded. So the
-    largest of m keys is about m / (m + 1) of the recorded share.
+    Failures are requests for which the present adapter drafted badly. So on failures alone any other model would look
+    better, and on the other requests worse (regression to the mean). The mean over both is unbiased if each is weighted
+    by its share of all requests. All failures are recorded, but of the other requests only the ones with the smallest
+    keys. So the largest of m keys is about m / (m + 1) of the recorded share.
 
     Args:
         records: all held-out requests.
@@ -162,12 +167,12 @@ def compare(
     runs: Sequence[tuple[tuple[int, float], tuple[int, float]]],
     weights: NDArray[np.float64] | None = None,
 ) -> Comparison:
-    """Compare replays, with an interval from a bootstrap over documents.
+    """Compare replays, with a confidence interval from a bootstrap over documents.
 
     Args:
         records: at least one request.
         runs: for each request, the passes and seconds before and after.
-        weights: number of requests that each represents; None: one.
+        weights: number of requests that each request represents; None: 1 for each.
     """
     weights = np.ones(len(records)) if weights is None else weights
     sizes = np.array([len(record.output) for record in records])
@@ -193,13 +198,13 @@ def interval_of(
     weights: NDArray[np.float64],
     num_draws: int = _RESAMPLES,
 ) -> tuple[float, float]:
-    """Return the 95 % interval of the mean when documents are resampled, each with all its requests.
+    """Return the 95 % confidence interval of the mean, by resampling documents with all their requests.
 
     Requests of a document are similar, so resampling single requests would make the interval too narrow. See Davison
     and Hinkley 1997, "Bootstrap Methods and their Application", section 3.8.
 
     Args:
-        differences: one per request.
+        differences: change in tokens per pass of each request.
         documents: document of each request.
         weights: number of requests that each request represents.
         num_draws: number of resamples.
@@ -263,7 +268,7 @@ class Replay:
             model: the draft model.
             pass_s: mean duration of a pass of the target, in seconds.
             draft: drafting settings.
-            draft_share: cost of a pass of the draft model, in passes of the target.
+            draft_share: duration of a pass of the draft model, as a share of a target pass.
         """
         budget = StepBudget(_curve(pass_s))
         passes = TimedPasses(model, draft_share * pass_s)

@@ -1,13 +1,14 @@
 """Trains a LoRA adapter on recorded requests, so that the draft model imitates the target's output (distillation).
 
-The loss is :func:`divergence` at every position of the target's own text. The base model is frozen. B starts at zero,
-so an untrained adapter changes nothing (Hu et al. 2021, "LoRA"). The optimiser is AdamW (Loshchilov and Hutter 2019).
+The loss is :func:`divergence` at every position of the target's own text. The base model is frozen. An adapter's factor
+B starts at zero, so an untrained adapter changes nothing (Hu et al. 2021, "LoRA"). The optimiser is AdamW (Loshchilov
+and Hutter 2019).
 
-Only a part of the trained change, :data:`STRENGTH`, is evaluated and saved. Weights interpolated between before and
-after training forget less than fully trained weights, and keep most of the gain (Wortsman et al. 2022, "Robust
-fine-tuning of zero-shot models"). Measured with the demo's model pair, chains of four and 400 requests of a new domain:
-at full strength, tokens per pass rose by 11 % in the new domain and fell by 7 % on known text; at half strength, they
-changed by +7 % and -0.6 %.
+Only a part of the trained change, :data:`STRENGTH`, is evaluated and saved. Weights interpolated between the states
+before and after training forget less than fully trained weights, and keep most of the gain (Wortsman et al. 2022,
+"Robust fine-tuning of zero-shot models"). In a measurement with the demo's model pair, chains of four and 400 requests
+of a new domain, full strength raised tokens per pass by 11 % in the new domain and lowered them by 7 % on known text.
+Half strength changed them by +7 % and -0.6 %.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.training.examples import Example, documents_of, make_example, mixture, split
 
 LARGE = 200_000_000
-"""Gradient checkpointing is used from this number of parameters on. For small models it would waste a third of the
-time; the activations of large models would not fit into memory without it."""
+"""Number of parameters above which gradient checkpointing is used. For small models it would waste a third of the time;
+without it, the activations of large models would not fit into memory."""
 STRENGTH = 0.5
 """Share of the trained change that is published."""
 GROUP = 8
-"""Requests per optimiser step."""
+"""Number of requests per optimiser step."""
 LONGEST = 2_048
 """Maximum number of tokens of a request; the start of a longer prompt is cut off."""
 _NUM_EVALUATIONS = 10
 _WARM_UP = 0.05
 _LARGEST_NORM = 1.0
 _LEAST_ALPHA = 16
-"""Lower limit of alpha. An adapter is scaled by alpha / rank: 2 at rank 8, and 1 from rank 16 on, which models of a few
-million parameters use."""
+"""Lower limit of alpha. An adapter is scaled by alpha / rank: by 2 at rank 8, and by 1 from rank 16 on. Models of a few
+million parameters need such higher ranks."""
 _NEVER = -1e30  # finite, because 0 times minus infinity, and its gradient, would be NaN
 
 
@@ -75,7 +76,7 @@ class TrainingResult:
     """Result of a training, with evaluations on held-out requests before and after."""
 
     candidate: Path | None
-    """The best adapter; None if none was better than the initial state."""
+    """The best adapter; None if no adapter was better than the initial state."""
     held_out: tuple[RequestRecord, ...]
     """Requests for judging the candidate; their documents were in no training."""
     documents: frozenset[str]
@@ -87,7 +88,7 @@ class TrainingResult:
     """Number of trained positions, including repetitions."""
     before: Evaluation
     after: Evaluation
-    """Step of the best state, by its loss."""
+    """Evaluation of the best state, by held-out loss; equal to ``before`` if no state was better."""
     trainable_share: float
     """Share of the parameters that are trained."""
     duration_s: float
@@ -106,8 +107,8 @@ def train_adapter(
     """Train an adapter. Ctrl-C and SIGTERM end the training early, with the best state so far as the result.
 
     Args:
-        model: the draft model as loaded; it can't be used otherwise afterwards.
-        base_name: the name or folder it was loaded from.
+        model: the draft model as loaded; afterwards it can't be used for anything else.
+        base_name: the name or folder from which the model was loaded.
         records: requests of one tenant, both failures and replay.
         config: training settings.
         folder: an empty folder for checkpoints and the candidate.
@@ -165,8 +166,8 @@ class Trainer:
 
         Args:
             model: the model as loaded. It gets LoRA layers and another attention implementation, and must not be used
-                otherwise.
-            base_name: the name or folder it was loaded from.
+                for anything else.
+            base_name: the name or folder from which the model was loaded.
             config: training settings.
             folder: folder for checkpoints.
             start: an adapter of this model to continue from, of any shape; None: a new adapter.
@@ -203,7 +204,7 @@ class Trainer:
         self.share = num_trained / sum(parameter.numel() for parameter in self.model.parameters())
         """Share of the parameters that are trained."""
         self.best: tuple[Path, Evaluation] | None = None
-        """The best adapter so far by held-out loss; None while none is better than the initial state."""
+        """The best adapter so far by held-out loss; None while no adapter is better than the initial state."""
         self.num_steps = 0
         """Optimiser steps so far."""
 
@@ -265,7 +266,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, examples: Sequence[Example]) -> Evaluation:
-        """Evaluate the model on requests at its published strength."""
+        """Evaluate the model on requests, with the adapter at its published strength."""
         self._model.train(False)
         loss, num_accepted, num_positions = 0.0, 0, 0
         with self._as_published():
@@ -302,7 +303,7 @@ class Trainer:
                     weights.copy_(values)
 
     def save(self, step: int, evaluation: Evaluation) -> None:
-        """Save the present state as the best state, and delete the previous best state."""
+        """Save the present state as the new best state, and delete the previous best state."""
         folder = self._folder / str(step)
         with self._as_published():
             self.model.save_pretrained(str(folder), save_embedding_layers=False)
@@ -318,9 +319,9 @@ def lora_config(model: PreTrainedModel, config: TrainConfig) -> LoraConfig:
     """Return peft's configuration for a new adapter.
 
     It adapts all linear layers and the experts of mixtures, which are not linear layers but three-dimensional
-    parameters. By default peft omits gpt-oss's experts, which have most of the weights. Measured with the demo's model
-    pair (three epochs at 1e-2): held-out acceptance rose from 29 to 34 % with experts at rank 8. It fell to 28 %
-    without them at rank 32.
+    parameters. By default peft omits gpt-oss's experts, which have most of the weights. In a measurement with the
+    demo's model pair (three epochs at 1e-2), held-out acceptance rose from 29 to 34 % with experts at rank 8, and fell
+    to 28 % without experts at rank 32.
     """
     experts = {".".join(name.split(".")[-2:]) for name, parameter in model.named_parameters() if parameter.ndim == 3}
     return LoraConfig(
@@ -340,12 +341,12 @@ def divergence(logits: Tensor, label_ids: Tensor, probabilities: Tensor, is_labe
 
     Args:
         logits: the model's logits, ``[n, V]``.
-        label_ids: ``[n, k]``; padding repeats a label.
+        label_ids: tokens with known probabilities, ``[n, k]``; padding repeats a label.
         probabilities: the target's probabilities, ``[n, k]``; their sum is at most 1 up to rounding.
         is_label: mask of the entries that are labels, ``[n, k]``.
 
     Returns:
-        ``[n]``, float32.
+        The divergences, ``[n]``, float32.
     """
     logits = logits.float()
     total = logits.logsumexp(-1)
