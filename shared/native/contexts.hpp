@@ -31,7 +31,7 @@ enum class Source : std::uint8_t { kSession, kCorpus, kSkipGram, kLearned, kTarg
 inline constexpr std::size_t kNumSources = 6;
 
 /// Maximum number of matches per chain, the newest ones: in the sequence itself, and in learned text, where a match
-/// costs a cache miss. As good as 64, in 0.87 to 0.96 of the time (docs/experiments.md, "what a tree reads").
+/// costs a cache miss. As good as 64, in 0.87 to 0.96 of the time (docs/experiments.md, "memory reads of a tree").
 inline constexpr int kMaxMatches = 24, kMaxLearnedMatches = 16;
 /// Maximum number of successors that are read of a graph's context: the most frequent ones. As good as an even sample
 /// of 64 of its occurrences (docs/experiments.md, "from a sketch"). 8 lose up to 0.2 %; 32 gain up to 0.4 % and take up
@@ -85,7 +85,7 @@ class SuccessorCache {
 
  private:
   // 8,192 cached contexts with 16 successors of 12 bytes each: 1.6 MB per tree drafter. Four times as many sets change
-  // nothing (docs/experiments.md, "what a tree reads"). The keys of a set fill one cache line.
+  // nothing (docs/experiments.md, "memory reads of a tree"). The keys of a set fill one cache line.
   static constexpr std::size_t kSets = 1 << 10, kPlaces = 8;
 
   std::int64_t num_allowed_ = 0, num_read_ = 0;

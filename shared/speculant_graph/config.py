@@ -148,7 +148,7 @@ class VerifierConfig(Config):
     streamed from the disk, or from this machine's memory. 0 uses nine tenths of the free memory."""
     host_budget: ByteSize = ByteSize(0)
     """Limit on this machine's memory, such as 20GB, for weights that are not in GPU memory. Weights beyond it are read
-    from the disk. 0 uses the free memory."""
+    from the disk. 0 uses nine tenths of the free memory."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
     """Maximum number of decoder layers in memory. For a mixture of experts, it is the number of layers whose experts
     have space there. By default as many as fit."""

@@ -1,9 +1,10 @@
-"""``speculant config show``: shows the current value and the source of every setting."""
+"""``speculant config``: the current value and the source of every setting, or an example file with all of them."""
 
 from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,13 +27,18 @@ from speculant_graph.settings import (
 from speculant_graph.terminal import printable
 
 _MASK = "********"
+_WIDTH = 114
+_EXAMPLE = """\
+# Every setting with its default. Copy to speculant.toml in the folder where you run 'speculant', keep what you change.
+# Flags (--graph.max-order) and environment variables (SPECULANT_GRAPH__MAX_ORDER) come before it.
+"""
 
 
 class ConfigSettings(CommandSettings):
     """Show all settings from environment and configuration file, as TOML that you can save."""
 
-    action: CliPositionalArg[Literal["show"]] = "show"
-    """Action."""
+    action: CliPositionalArg[Literal["show", "example"]] = "show"
+    """'show': the current values and their sources. 'example': an example file with all defaults and explanations."""
     section: str | None = None
     """Only this section."""
 
@@ -44,13 +50,32 @@ def run(arguments: Sequence[str]) -> int:
         ConfigError: a setting is wrong.
     """
     options = load_settings(ConfigSettings, "config", arguments)
+    if options.section not in (None, *SECTIONS):
+        raise ConfigError(f"there is no section {options.section}", fix=f"choose one of: {', '.join(SECTIONS)}")
+    sections = SECTIONS if options.section is None else (options.section,)
+    if options.action == "example":
+        classes = {section: AllSettings.model_fields[section].annotation for section in sections}
+        sys.stdout.write("\n".join((_EXAMPLE, *(_example(section, each) for section, each in classes.items()))))
+        return 0
     path = config_file(arguments)
     settings, sources = load_with_sources(AllSettings, "config", [] if path is None else [f"--config={path}"])
-    sections = SECTIONS if options.section is None else (options.section,)
-    if sections[0] not in SECTIONS:
-        raise ConfigError(f"there is no section {sections[0]}", fix=f"choose one of: {', '.join(SECTIONS)}")
     sys.stdout.write("\n".join(_as_toml(section, getattr(settings, section), sources) for section in sections))
     return 0
+
+
+def _example(section: str, settings: Any) -> str:
+    """Return a section's explained defaults, as TOML.
+
+    Args:
+        section: its name.
+        settings: its class, a :class:`Config`.
+    """
+    lines = [f"[{section}]  # {settings.__doc__.splitlines()[0]}"]
+    for name, value in settings():
+        text = " ".join((settings.model_fields[name].description or "").split())
+        lines += textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+        lines.append(f'# {name} = ""' if value is None else f"{name} = {_toml_value(value)}")
+    return "\n".join(lines) + "\n"
 
 
 def _as_toml(section: str, settings: Config, sources: Sequence[PydanticBaseSettingsSource]) -> str:
@@ -67,7 +92,8 @@ def _toml_value(value: Any) -> str:
     """Return a value as TOML. JSON would write tables, infinity and terminal control characters differently."""
     match value:
         case dict():
-            return f"{{ {', '.join(f'{_toml_value(key)} = {_toml_value(item)}' for key, item in value.items())} }}"
+            items = [f"{_toml_value(key)} = {_toml_value(item)}" for key, item in value.items()]
+            return f"{{ {', '.join(items)} }}" if items else "{}"
         case frozenset():
             return _toml_value(sorted(value))
         case list() | tuple():

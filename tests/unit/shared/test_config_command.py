@@ -51,6 +51,8 @@ def test_the_defaults_are_the_example_of_all_settings(capsys: pytest.CaptureFixt
     assert tuple(tomllib.loads(toml)) == SECTIONS
     assert set(origins(toml).values()) == {"default"}
     assert '# tls_certificate = ""  # default\n' in toml
+    assert main(["config", "example"]) == 0
+    assert capsys.readouterr().out == example.read_text(encoding="utf-8"), "write it with speculant config example"
 
 
 def test_origins_and_secrets(
