@@ -119,7 +119,7 @@ def test_engines_of_a_fleet_decode_on_while_sidecars_leave_and_join(
     target: TargetModel, graph_file: Path, tmp_path: Path
 ) -> None:
     """Each of three engines has its own first sidecar: one is killed, and one starts only later."""
-    settings = GenerationConfig(max_tokens=80, ignore_end_tokens=True)
+    settings = GenerationConfig(max_tokens=40, ignore_end_tokens=True)
     expected = [result.token_ids for result in SpeculativeDecoder(target=target).generate(PROMPTS, settings)]
     sockets = [tmp_path / f"drafter-{index}.sock" for index in range(3)]
     addresses = [f"unix://{socket}" for socket in sockets]
@@ -128,8 +128,7 @@ def test_engines_of_a_fleet_decode_on_while_sidecars_leave_and_join(
     results: list[list[list[GenerationResult]]] = [[] for _ in tenants]
     is_over = threading.Event()
 
-    def decode(tenant: str, rounds: list[list[GenerationResult]]) -> None:
-        own_target = TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), num_threads=1))
+    def decode(tenant: str, own_target: TargetModel, rounds: list[list[GenerationResult]]) -> None:
         client = ClientConfig(address=",".join(addresses), tenant=tenant, deadline_ms=2_000)
         with SpeculativeDecoder(target=own_target, client_config=client, draft_config=DraftConfig(k=4)) as decoder:
             while not is_over.is_set():
@@ -137,8 +136,8 @@ def test_engines_of_a_fleet_decode_on_while_sidecars_leave_and_join(
 
     def last_rounds(count: int) -> list[list[GenerationResult]]:
         """Wait for more rounds of every engine, and return the last one of each."""
-        targets = [len(rounds) + count for rounds in results]
-        while any(len(rounds) < target for rounds, target in zip(results, targets, strict=True)):
+        wanted = [len(rounds) + count for rounds in results]
+        while any(len(rounds) < number for rounds, number in zip(results, wanted, strict=True)):
             assert not any(future.done() for future in futures), [future.exception(0) for future in futures]
             time.sleep(0.01)
         return [rounds[-1] for rounds in results]
@@ -148,9 +147,10 @@ def test_engines_of_a_fleet_decode_on_while_sidecars_leave_and_join(
             assert result.num_steps_without_drafter == 0
             assert result.num_accepted > 0
 
+    targets = [TargetModel.load(VerifierConfig(model_name=str(MODEL_FOLDER), num_threads=1)) for _ in tenants]
     sidecars = {index: start_sidecar(graph_file, sockets[index]) for index in (0, 1)}
     with ThreadPoolExecutor(len(tenants)) as threads:
-        futures = [threads.submit(decode, *each) for each in zip(tenants, results, strict=True)]
+        futures = [threads.submit(decode, *each) for each in zip(tenants, targets, results, strict=True)]
         try:
             assert_drafts(last_rounds(2))
             sidecars.pop(0).kill()
