@@ -37,7 +37,7 @@ MAX_TENANTS = 64
 reloaded from the folder, if there is one."""
 _ROWS_INTERVAL_S = 30.0
 """Seconds between routine saves of a tenant's rows, which take a few megabytes and change with every token."""
-_IDLE_S = 30.0
+_IDLE_S = 10.0
 """Seconds from the last start or end of a tenant's sequence until the tenant's mapped graphs leave the resident memory.
 Mapping all pages of five million tokens again takes under 2 ms in total."""
 _FORMAT = 1
