@@ -176,12 +176,17 @@ class DraftingCost:
 
     @property
     def node_s(self) -> float:
-        """Seconds per additional node; 0 if unknown."""
-        if not self._weight:
+        """Seconds per additional node; 0 if unknown.
+
+        The fixed part is not negative, so this is at most the mean time per node. Without this limit, noise gives any
+        slope if all steps had about the same number of nodes, as an engine's first steps do.
+        """
+        if not self._nodes:
             return 0.0
         variance = self._squares * self._weight - self._nodes**2
         covariance = self._products * self._weight - self._nodes * self._seconds
-        return max(0.0, covariance / variance) if variance > 0.0 else 0.0
+        slope = max(0.0, covariance / variance) if variance > 0.0 else 0.0
+        return min(slope, self._seconds / self._nodes)
 
     def observe(self, num_nodes: NDArray[np.float64], seconds: NDArray[np.float64]) -> None:
         """Record the drafting times of steps; outliers are capped at four times the usual time.

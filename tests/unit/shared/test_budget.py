@@ -203,6 +203,32 @@ def test_what_a_node_more_takes_is_learned():
     assert np.mean(found) == pytest.approx(5e-6, rel=0.4)
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 256), st.floats(1e-6, 1.0)), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(240, 256), st.floats(1e-6, 1.0)), max_size=12),
+)
+def test_a_node_takes_no_more_than_all_of_the_drafting_divided_by_the_nodes(first, similar):
+    cost = DraftingCost()
+    for steps in filter(None, (first, similar)):
+        nodes, seconds = np.array(steps).T
+        cost.observe(nodes, seconds)
+        total = sum(nodes for nodes, _ in first)
+        assert cost.node_s >= 0.0
+        if not similar and total:
+            usual = sorted(seconds)[len(seconds) // 2]
+            weights = 0.98 ** np.arange(len(first))[::-1]
+            assert cost.node_s <= weights @ np.minimum(seconds, 4.0 * usual) / (weights @ nodes) * (1.0 + 1e-9)
+
+
+def test_equal_nodes_tell_no_price_of_a_node_and_stop_no_drafts():
+    """Noise once made a node of 256 cost 171 µs, so that nothing was drafted for 24 steps."""
+    budget = StepBudget(CURVES["gptoss-h100"])
+    for step in range(12):
+        nodes, draft_s = (256, 1.5e-3) if step % 2 else (248, 0.8e-3)
+        budget.observe(32, 64, 56, 7e-3, draft_s, nodes)
+    assert budget.prices(32, 256).least_probability < 0.2
+
+
 def test_turns_end_where_no_pass_is_a_measure():
     budget = StepBudget(LearnedCost(), is_cost_known=False)
     assert [budget.may_draft() for _ in range(4)] == [True, False, True, False]
