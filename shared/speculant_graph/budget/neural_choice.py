@@ -8,7 +8,7 @@ from statistics import median
 _USUAL_GAIN = 0.03
 """Share of a pass's time that the model saves, apart from the cost of wider passes. The model gained 2 to 5 % more
 tokens on seven kinds of outputs (docs/experiments.md, "a neural model")."""
-_TRIED = 8
+_TRIED = 4
 """Number of steps with the model before the first choice; they alternate with as many steps without it."""
 _EVERY = 64
 """Number of steps between two measurements. A measurement is a step with the other choice; the step before it is timed,
