@@ -16,7 +16,7 @@ from speculant_graph.budget import CostCurve, NeuralChoice
 from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.types import DEFAULT_OPTIONS, DraftOptions
 
-TRIED, EVERY, NUM_TIMES, USUAL_GAIN = 8, 64, 16, 0.03
+TRIED, EVERY, NUM_TIMES, USUAL_GAIN = 4, 64, 16, 0.03
 TIMES = st.lists(st.tuples(st.floats(0.0, 0.1), st.floats(0.1, 3.0), st.booleans()), max_size=200)
 
 
@@ -118,9 +118,9 @@ def test_an_engine_drafts_as_chosen_and_counts(has_neural: bool, cost: CostCurve
     assert len(rows.asked) == sessions.counts.drafted_steps == 300
     num_neural = sum(not options.omit_neural for options in rows.asked)
     if has_neural:
-        assert [options.omit_neural for options in rows.asked[:16]] == [True, False] * 8
+        assert [options.omit_neural for options in rows.asked[:8]] == [True, False] * 4
         assert sessions.counts.neural_steps == num_neural
-        assert 8 <= num_neural < 296, "each manner is timed again and again"
+        assert 4 <= num_neural < 296, "each manner is timed again and again"
     else:
         assert set(rows.asked) == {DEFAULT_OPTIONS}
         assert not sessions.counts.neural_steps
