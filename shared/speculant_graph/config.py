@@ -196,7 +196,7 @@ class AccessConfig(Config):
 
 
 OPEN_ACCESS = AccessConfig()
-"""Access settings that let every client that can connect use everything."""
+"""Access settings that give full access to every client."""
 
 
 class ServerConfig(Config):

@@ -147,7 +147,7 @@ class ClientCore:
         return opening
 
     def record_open(self, opening: Opening, now_s: float) -> SpeculantError | None:
-        """Note the outcome of an opening that a caller waited for; return its error, if any."""
+        """Record whether a session opened that a caller waited for; return the error, if any."""
         error = opening.error if opening.is_over else DrafterUnavailableError("the drafter did not open the session")
         if error is None:
             self.state = "ok"
@@ -284,7 +284,7 @@ class ClientCore:
         self._drop_stream(error)
 
     def opened(self, opening: Opening, outcome: OpenResponse | SpeculantError, now_s: float) -> None:
-        """Handle the outcome of an opening."""
+        """Record whether a session opened."""
         if isinstance(outcome, TokenizerMismatchError) and self._tokenizer_name:
             outcome = TokenizerMismatchError(
                 f"the drafter at {self._address} refuses tokenizer {self._tokenizer_name}: {outcome}"

@@ -223,7 +223,7 @@ class SessionRegistry:
         return session.opening
 
     def record_opened(self, opening: Opening, outcome: OpenResponse | SpeculantError, now_s: float) -> None:
-        """Note the outcome of an opening."""
+        """Record whether a session opened."""
         session = opening.session
         error = outcome if isinstance(outcome, SpeculantError) else None
         if isinstance(error, UnknownGraphError) and session.options.graph is None:  # no session will get drafts

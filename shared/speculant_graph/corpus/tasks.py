@@ -26,7 +26,7 @@ class Task:
     sources: tuple[Source, ...]
     """The files; a single source if the task is a part of a file."""
     completes: Source | None = None
-    """The whole file, if this task is the last of several parts of it; else None."""
+    """The whole file if it was split into several tasks and this is the last of them; otherwise None."""
 
 
 def divide_corpus(sources: Sequence[Source], is_cuttable: bool, task_bytes: int = TASK_BYTES) -> Iterator[Task]:

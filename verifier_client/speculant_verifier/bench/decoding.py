@@ -129,7 +129,7 @@ class DecodingStatistics:
     """Totals over the runs of one decoding variant."""
 
     def __init__(self, runs: Sequence[Decoded]) -> None:
-        """Sum up at least one run."""
+        """Compute the statistics of one or more runs."""
         rows = [row for run in runs for row in run.rows]
         self.num_tokens = sum(len(row.token_ids) for row in rows)
         self.num_steps = sum(row.num_steps for row in rows)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class BenchOffloadSettings(ReportingSettings):
-    """Decode recorded outputs with a model larger than a memory budget, and compare it with the same model in memory.
+    """Decode recorded outputs with a model larger than a memory budget, and with the same model entirely in memory.
 
     It decodes plainly, with trees of at most --nodes nodes, and plainly with accelerate's disk offloading under the
     same budget. With a draft model, the strategy specexec drafts trees of depth 16, with 64 nodes per draft pass. The

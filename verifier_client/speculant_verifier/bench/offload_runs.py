@@ -241,7 +241,7 @@ def _decode(
 
 
 def _logits(target: TargetModel, plan: OffloadPlan) -> torch.Tensor:
-    """Return the logits for a prompt and a tree that contains the output and a copy of its start."""
+    """Return the logits for a prompt and a tree. The tree holds the output, and a copy of the output's first tokens."""
     request = next(iter(plan.workloads.values()))[0]
     output = request.teacher_forced or ()
     again = output[:8]

@@ -49,7 +49,7 @@ class BenchServeSettings(ReportingSettings):
     streams: Annotated[int, Field(ge=1, le=4096)] = 50
     """Concurrent requests."""
     requests: Annotated[int, Field(ge=1, le=100_000)] = 250
-    """Number of requests per round; request n has the seed n."""
+    """Number of requests per round; request n uses seed n."""
     rounds: Annotated[int, Field(ge=1, le=100)] = 2
     """Number of rounds without drafts, and as many with drafts."""
     max_tokens: Annotated[int, Field(ge=1)] = 64

@@ -42,7 +42,7 @@ class TypeWriter:
     """Writes the types of one schema."""
 
     def __init__(self, root: Any) -> None:
-        """Store the whole schema, in which references are resolved."""
+        """Store the whole schema, against which references are resolved."""
         self._root = root
         self._open: list[str] = []  # references being resolved
         self._depth = 0

@@ -288,7 +288,7 @@ Content = str | Annotated[list[ContentPart], Field(fail_fast=True)]
 
 
 def text_of(content: Content | None) -> str:
-    """Return the text of a content; texts of parts are joined by line feeds."""
+    """Return the text of a message's content; the texts of its parts are joined by line feeds."""
     return content if isinstance(content, str) else "\n".join(part.readable for part in content or ())
 
 

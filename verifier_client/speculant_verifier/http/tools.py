@@ -120,7 +120,7 @@ def _usable(index: int, tool: Tool) -> UsableTool:
 
 
 def call_for_template(call: ToolCall, tools: Sequence[UsableTool]) -> dict[str, Any]:
-    """Return a call of an earlier answer in the form that the chat template needs."""
+    """Return a tool call of an earlier answer in the form that the chat template expects."""
     arguments: Any
     if call.custom is not None:
         if any(tool.name == call.custom.name and tool.parameters is None for tool in tools):
