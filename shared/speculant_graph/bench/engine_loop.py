@@ -35,6 +35,8 @@ from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.settings import GraphPaths, ReportingSettings, TypedPath, load_settings
 from speculant_graph.types import Fingerprint
 
+_FEW_PASSES = 200
+"""Below this number of passes, the first ones weigh so much that a warning says so."""
 _COLUMNS = (
     "workload", "rows", "passes", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
     "speedup_paid", "neural_share", "steps_without_drafter",
@@ -149,6 +151,11 @@ def _measure(
             num_without += sessions.drafter_statistics.failed_steps
     finally:
         sessions.close()
+    if len(loop.pass_s) < _FEW_PASSES:
+        logger.warning(
+            "{}, {} together: only {} passes, and an engine's first ones, which try out what drafts cost, weigh much; "
+            "record more or longer outputs", workload.name, num_rows, len(loop.pass_s),
+        )  # fmt: skip
     if num_without:
         logger.warning("{} of {} steps had no drafter; the figures include them", num_without, len(loop.pass_s))
     share = round(sessions.counts.neural_steps / max(1, sessions.counts.drafted_steps), 4)
