@@ -36,7 +36,7 @@ from speculant_graph.settings import GraphPaths, ReportingSettings, TypedPath, l
 from speculant_graph.types import Fingerprint
 
 _FEW_PASSES = 200
-"""Below this number of passes, the first ones weigh so much that a warning says so."""
+"""With fewer passes the bench warns that an engine's first passes dominate the figures."""
 _COLUMNS = (
     "workload", "rows", "passes", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
     "speedup_paid", "neural_share", "steps_without_drafter",
