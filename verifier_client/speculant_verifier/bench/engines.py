@@ -41,6 +41,8 @@ _PROGRAMS: dict[EngineName, str] = {
 }  # fmt: skip
 """Path of each engine's Python or program, as installed by ``make engines``, within the folder of the engines."""
 _BATCHES: dict[EngineName, tuple[int, ...]] = {"vllm": (1, 8), "llama-cpp-python": (1,), "llama-server": (1,)}
+_PROMPTS_PER_LIMIT = {1: 1, 8: 4}
+"""Prompts per unit of the limit, by rows: eight rows need more prompts for a measurement of similar duration."""
 _ROUNDS = (1, 2)
 _LAST_LINES = 2
 _STOP_S = 10.0
@@ -71,7 +73,7 @@ class BenchEnginesSettings(ReportingSettings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number type of vLLM. In bfloat16, any drafts may change how near ties are resolved."""
     limit: Annotated[int, Field(ge=1)] = 24
-    """Maximum number of prompts to continue."""
+    """Maximum number of prompts to continue one at a time; four times as many are continued eight at a time."""
     max_tokens: Annotated[int, Field(ge=2)] = 60
     """Maximum number of new tokens per prompt, at least 2."""
 
@@ -92,7 +94,8 @@ def run(arguments: Sequence[str]) -> int:
             found.append(engine)
     if found:
         tokenizer = CorpusTokenizer.load(settings.model, special_tokens="parse")
-        texts = read_prompts(settings.prompts, settings.limit) if settings.prompts else beginnings(settings.limit)
+        most = settings.limit * max(_PROMPTS_PER_LIMIT[batch] for engine in found for batch in _BATCHES[engine])
+        texts = read_prompts(settings.prompts, most) if settings.prompts else beginnings(most)
         requests = [BenchRequest(tuple(map(int, tokenizer.encode_prompt(each))), settings.max_tokens) for each in texts]
         with tempfile.TemporaryDirectory(prefix="speculant-engines-") as name:
             folder = Path(name)
@@ -100,7 +103,8 @@ def run(arguments: Sequence[str]) -> int:
             with contextlib.closing(OwnDrafter(settings.graph_path, f"unix://{folder}/drafter.sock")):
                 for engine in found:
                     for batch in _BATCHES[engine]:
-                        results += _measure(engine, batch, settings, folder, requests)
+                        chosen = requests[: settings.limit * _PROMPTS_PER_LIMIT[batch]]
+                        results += _measure(engine, batch, settings, folder, chosen)
     for result in results:
         for each in result.get("differences", ()):
             where = f"request {each['request']} differs from token {each['token']} on"
