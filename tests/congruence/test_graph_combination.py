@@ -76,6 +76,8 @@ def test_small_portions(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     at_once, num_parts = graph_in_parts(stream, max_order, vocabulary_size, 1 << 16)
     assert num_parts == 1
     assert_same_arrays(in_parts, at_once)
+    in_blocks, _ = graph_in_parts(stream, max_order, vocabulary_size, one_of(1, 2, 5, 17), one_of(1, 2, 5, 17))
+    assert_same_arrays(in_blocks, at_once)
     boundaries = bool(seed % 2)
     documents = first + second if boundaries else one_stream(first + second)
     whole = build_from_token_ids(

@@ -14,7 +14,13 @@ from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR
 from speculant_graph.graph.build.assemble import assemble_graph
 from speculant_graph.graph.build.build_report import BuildReport
 from speculant_graph.graph.build.builder import build_from_token_ids, describe_tokens
-from speculant_graph.graph.build.count import count_partitions, plan_partitions
+from speculant_graph.graph.build.count import (
+    blocks_of,
+    count_partition,
+    count_partitions,
+    plan_partitions,
+    space_for_keys,
+)
 from speculant_graph.graph.build.keys import KeyLayout
 from speculant_graph.graph.layout import UInt32Array, array_offsets, trie_of
 from speculant_graph.graph.ngrams import Ngram, NgramGraph
@@ -36,9 +42,11 @@ def graph_of(
 
 
 def graph_in_parts(
-    token_ids: Sequence[int], max_order: int, vocabulary_size: int, max_keys: int
+    token_ids: Sequence[int], max_order: int, vocabulary_size: int, max_keys: int, block_tokens: int = 0
 ) -> tuple[NgramGraph, int]:
     """Build a graph of a stream, separators included, in parts of at most ``max_keys`` keys.
+
+    If ``block_tokens`` is not 0, each part reads the stream in blocks of that many positions.
 
     Returns:
         The graph, and the number of parts.
@@ -56,7 +64,15 @@ def graph_in_parts(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         parts = list(plan_partitions(stream, vocabulary_size, layout, max_keys))
-        records = list(count_partitions(stream, parts, layout, folder, 1))
+        if block_tokens:
+            blocks = list(blocks_of(stream, layout, block_tokens))
+            space = [space_for_keys(part.num_sorted(layout.length) + 2 * layout.length, layout) for part in parts]
+            records = [
+                count_partition(blocks, part, layout, folder / f"part-{index}", space[index], space[index].copy())
+                for index, part in enumerate(parts)
+            ]
+        else:
+            records = list(count_partitions(stream, parts, layout, folder, 1))
         assemble_graph(folder / "graph", folder, records, metadata, 1, BuildReport(), lambda done, total: None)
         return NgramGraph.load(folder / "graph", verify=True), len(parts)
 

@@ -23,9 +23,8 @@ from speculant_graph.terminal import PHASE_LABELS, counted, left_out_of, printab
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-    from speculant_graph.corpus.stream import Encode
     from speculant_graph.graph.build.build_report import BuildReport
-    from speculant_graph.graph.build.builder import BuildProgress
+    from speculant_graph.graph.build.builder import BuildProgress, Workers
     from speculant_graph.graph.ngrams import NgramGraph
 
 
@@ -39,8 +38,8 @@ class BuildSettings(ReportingSettings):
     output: Path = Path("graph.pkl")
     """Output file. An existing file stays intact until the new one is complete."""
     ray: str = ""
-    """Address of a Ray cluster that tokenises the corpus, such as 'auto' or 'head:6379'. 'local' starts a cluster on
-    this machine."""
+    """Address of a Ray cluster that tokenises and counts the corpus, such as 'auto' or 'head:6379'. 'local' starts a
+    cluster on this machine."""
     graph: GraphConfig = GraphConfig()
     """Build settings."""
 
@@ -52,24 +51,24 @@ def build(arguments: Sequence[str]) -> int:
 
     builder = GraphBuilder(**settings.graph.model_dump())
     log_to_stderr("INFO")
-    with _encoding(settings.ray) as encode, show_progress() as progress:
-        graph = builder.build(settings.corpus, settings.output, progress=progress, encode=encode)
+    with _workers(settings.ray) as workers, show_progress() as progress:
+        graph = builder.build(settings.corpus, settings.output, progress=progress, workers=workers)
     _print_graph(settings.output, graph, settings.json_output, builder.report)
     return 0
 
 
 @contextmanager
-def _encoding(ray: str) -> Iterator[Encode]:
-    """Yield the function that encodes a corpus, in this process or on a cluster."""
+def _workers(ray: str) -> Iterator[Workers]:
+    """Yield the functions that tokenise and count, in this process or on a cluster."""
     if ray:
-        from speculant_graph.corpus.on_ray import encoding_on_ray
+        from speculant_graph.graph.build.on_ray import workers_on_ray
 
-        with encoding_on_ray(ray) as encode:
-            yield encode
+        with workers_on_ray(ray) as workers:
+            yield workers
     else:
-        from speculant_graph.corpus.stream import encode_sources
+        from speculant_graph.graph.build.builder import Workers
 
-        yield encode_sources
+        yield Workers()
 
 
 class UpdateSettings(ReportingSettings):

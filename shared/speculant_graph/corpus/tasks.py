@@ -9,8 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+
+from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.source import UTF_8, Source
-from speculant_graph.corpus.tokenize import CUT
+from speculant_graph.corpus.stream import EncodedPart, encode_sources
+from speculant_graph.corpus.tokenize import CUT, CorpusTokenizer
 
 TASK_BYTES = 16_000_000
 """Approximate bytes of a task. Tokenising so many takes some seconds, so little work is lost if a worker dies."""
@@ -62,6 +66,19 @@ def divide_corpus(sources: Sequence[Source], is_cuttable: bool, task_bytes: int 
             yield Task((part,), source if stop == size else None)
     if group:
         yield Task(tuple(group))
+
+
+def encode_at_once(tokenizer: CorpusTokenizer, task: Task, config: GraphConfig, jobs: int) -> EncodedPart:
+    """Encode a task; see :func:`~speculant_graph.corpus.stream.encode_sources` for the arguments."""
+    parts = list(encode_sources(tokenizer, task.sources, config, jobs))
+    is_part = task.sources[0].span is not None
+    return EncodedPart(
+        np.concatenate([part.token_ids for part in parts]),
+        sum(part.num_separators for part in parts),
+        sum(part.num_documents for part in parts),
+        sum(part.num_bytes for part in parts),
+        () if is_part else tuple(file for part in parts for file in part.files),
+    )
 
 
 def _borders(source: Source, size: int, is_cuttable: bool, task_bytes: int) -> Iterator[int]:

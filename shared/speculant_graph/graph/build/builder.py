@@ -21,7 +21,7 @@ from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.errors import ConfigError, GraphError
 from speculant_graph.files import workspace, writing
 from speculant_graph.graph.build.build_report import BuildReport, Phase, built_at
-from speculant_graph.graph.build.count import count_tokens, map_tokens
+from speculant_graph.graph.build.count import CountParts, count_parts, count_tokens, map_tokens
 from speculant_graph.graph.build.neural import train_model
 from speculant_graph.graph.layout import UInt32Array, require_vocabulary
 from speculant_graph.graph.metadata import FORMAT_VERSION, GraphMetadata
@@ -55,6 +55,16 @@ Calibrate = Callable[[Path, GraphMetadata, int, int, UInt32Array | None], bytes]
 Arguments: the file of a token stream; the graph's metadata; the memory limit in bytes; the number of threads; the
 neural model as 32-bit words, or None. The function may write temporary files next to the token stream, and removes
 them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Functions that do most of a build's work, in this process or on other machines."""
+
+    encode: Encode = encode_sources
+    """Converts files to token ids."""
+    count: CountParts = count_parts
+    """Counts n-grams."""
 
 
 class GraphBuilder:
@@ -93,7 +103,7 @@ class GraphBuilder:
         progress: ProgressCallback | None = None,
         calibrate: Calibrate | bool = True,
         start: UInt32Array | None = None,
-        encode: Encode = encode_sources,
+        workers: Workers = Workers(),
     ) -> NgramGraph:
         """Build the graph of a corpus into a file; an existing file stays intact until the new one is complete.
 
@@ -105,8 +115,8 @@ class GraphBuilder:
                 :func:`~speculant_graph.draft.pretraining.pretrain`, which takes about a second; False skips
                 calibration.
             start: a neural model to train further, as 32-bit words; not used if no model is trained.
-            encode: function that converts files to token ids, here or on other machines. An example is the result of
-                :func:`~speculant_graph.corpus.on_ray.encoding_on_ray`.
+            workers: functions that tokenise and count, here or on other machines; see
+                :func:`~speculant_graph.graph.build.on_ray.workers_on_ray`.
 
         Returns:
             The graph, mapped from the file.
@@ -121,7 +131,7 @@ class GraphBuilder:
         output = checked_output(output)
         with watch.watching(), workspace(output) as folder:
             learn = _standard_calibration() if calibrate is True else calibrate or None
-            self._build(corpus, output, folder, watch, progress or (lambda _: None), learn, start, encode)
+            self._build(corpus, output, folder, watch, progress or (lambda _: None), learn, start, workers)
         self.report = watch
         return NgramGraph.load(output)
 
@@ -134,7 +144,7 @@ class GraphBuilder:
         report: ProgressCallback,
         calibrate: Calibrate | None,
         start: UInt32Array | None,
-        encode: Encode,
+        workers: Workers,
     ) -> None:
         with watch.measuring("tokenize"):
             files = list_corpus_files(corpus)
@@ -149,7 +159,9 @@ class GraphBuilder:
             def on_bytes(num_bytes: int, num_tokens: int) -> None:
                 report(BuildProgress("tokenize", num_bytes, total_bytes, num_tokens))
 
-            stream = write_token_stream(tokenizer, files, folder / "tokens", self.config, on_bytes, on_check, encode)
+            stream = write_token_stream(
+                tokenizer, files, folder / "tokens", self.config, on_bytes, on_check, workers.encode
+            )
             metadata = describe_tokens(
                 map_tokens(stream.path),
                 tokenizer.fingerprint,
@@ -189,6 +201,7 @@ class GraphBuilder:
             watch=watch,
             on_progress=lambda phase, done, total: report(BuildProgress(phase, done, total, stream.num_tokens)),
             model=model,
+            count=workers.count,
         )
 
     def build_from_files(

@@ -7,7 +7,7 @@ can be concatenated. If a token is too frequent for one part, its keys are divid
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +29,31 @@ CountProgress = Callable[[Phase, int, int], None]
 """Function that is called with ("count", done, total), in positions of the token stream. Later it is called with
 ("save", done, total), in steps of writing and linking levels."""
 
+CountParts = Callable[["CountJob"], Iterator[tuple[int, PartRecords]]]
+"""Function that counts a stream. It yields for each part its number of keys and its records, in the order of keys."""
+
 _PARTS_PER_JOB = 3
 _MIN_KEYS = 1 << 16
 _CHECKED_TOKENS = 1 << 20
 _MARGIN_BYTES = 64_000_000  # for the interpreter and its threads
+
+
+@dataclass(frozen=True, slots=True)
+class CountJob:
+    """A token stream to count, and the means for it."""
+
+    token_ids: UInt32Array
+    """The stream, shape ``[num_tokens]``, with document separators if there are boundaries."""
+    vocabulary_size: int
+    """Upper bound of the token ids."""
+    layout: KeyLayout
+    """Layout of keys."""
+    folder: Path
+    """Folder for the records' files."""
+    memory: int
+    """Limit of the anonymous memory of each process that counts, in bytes."""
+    num_threads: int
+    """Maximum number of threads of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,56 +103,6 @@ def plan_partitions(
         yield Partition(prefix, low, vocabulary_size + 1, num_keys)
 
 
-def count_tokens(
-    stream: Path,
-    output: Path,
-    metadata: GraphMetadata,
-    folder: Path,
-    *,
-    memory: int,
-    jobs: int,
-    watch: BuildReport | None = None,
-    on_progress: CountProgress = lambda _phase, _done, _all: None,
-    model: UInt32Array | None = None,
-) -> None:
-    """Count the n-grams of a token stream into a graph file.
-
-    The positions of the stream are divided by their first tokens into parts that fit into memory. The keys of each part
-    are gathered, sorted and written as records. The file contains the records of all parts in order.
-
-    Args:
-        stream: file of little-endian 32-bit token ids, with document separators if there are boundaries.
-        output: the graph file.
-        metadata: the graph's metadata; this function fills in the sizes.
-        folder: folder for records and the unfinished file, on the same file system as the output.
-        memory: limit of this process's anonymous memory, in bytes.
-        jobs: number of threads.
-        watch: records time and memory.
-        on_progress: called at every step.
-        model: the neural model as 32-bit words, if there is one.
-
-    Raises:
-        CorpusError: the stream is empty.
-        GraphError: the stream is too long or contains an id outside the vocabulary.
-        GraphFileError: the disk is full, or a file can't be written.
-    """
-    watch = watch or BuildReport()
-    with watch.measuring("count"), writing(output):
-        token_ids = map_tokens(stream)
-        vocabulary_size = metadata.tokenizer.vocabulary_size
-        check_tokens(token_ids, vocabulary_size)
-        layout = KeyLayout.of(vocabulary_size, metadata.max_order)
-        jobs, max_keys = fit_into(memory - anonymous_bytes(), token_ids.size, layout, jobs)
-        parts = list(plan_partitions(token_ids, vocabulary_size, layout, max_keys))
-        records = []
-        done = 0
-        for part, result in zip(parts, count_partitions(token_ids, parts, layout, folder, jobs), strict=True):
-            records.append(result)
-            done += part.num_keys
-            on_progress("count", done, token_ids.size)
-    assemble_graph(output, folder, records, metadata, jobs, watch, partial(on_progress, "save"), model)
-
-
 def map_tokens(stream: Path) -> UInt32Array:
     """Map a token stream into memory, shape ``[num_tokens]``, read-only."""
     if not stream.stat().st_size:
@@ -179,12 +150,12 @@ def count_partitions(
     # Each job has two arrays of keys and reuses them; only their used pages take memory.
     free_buffers: queue.SimpleQueue[tuple[UInt64Array, UInt64Array]] = queue.SimpleQueue()
     for _ in range(jobs):
-        free_buffers.put((_space(largest, layout), _space(largest, layout)))
+        free_buffers.put((space_for_keys(largest, layout), space_for_keys(largest, layout)))
 
     def count(index: int) -> PartRecords:
         buffers = free_buffers.get()
         try:
-            return _count_partition(token_ids, parts[index], layout, folder / f"part-{index}", *buffers)
+            return count_partition([(token_ids, 0)], parts[index], layout, folder / f"part-{index}", *buffers)
         finally:
             free_buffers.put(buffers)
 
@@ -198,20 +169,106 @@ def count_partitions(
                 future.cancel()
 
 
-def _count_partition(
-    token_ids: UInt32Array, part: Partition, layout: KeyLayout, stem: Path, keys: UInt64Array, spare: UInt64Array
+def blocks_of(token_ids: UInt32Array, layout: KeyLayout, size: int) -> Iterator[tuple[UInt32Array, int]]:
+    """Divide a stream into blocks of ``size`` positions; see :func:`count_partition`."""
+    for start in range(0, token_ids.size, size):
+        block = token_ids[start : start + size + layout.length]
+        yield block, max(0, block.size - size)
+
+
+def count_partition(
+    blocks: Iterable[tuple[UInt32Array, int]],
+    part: Partition,
+    layout: KeyLayout,
+    stem: Path,
+    keys: UInt64Array,
+    spare: UInt64Array,
 ) -> PartRecords:
-    """Gather the keys of a part, sort them, and write their records."""
+    """Gather the keys of a part, sort them, and write their records.
+
+    Args:
+        blocks: the stream in blocks, each with the number of tokens at its end with which the next block begins. These
+            complete the keys that begin before them.
+        part: the part.
+        layout: layout of keys.
+        stem: path of the records' files without the level.
+        keys: space for the part's keys and, with several blocks, for ``2 * layout.length`` more.
+        spare: more space of that size.
+    """
     if part.is_single(layout.length):
         ngram = tuple(value - 1 for value in (*part.prefix, part.low) if value)
         keys, weights = np.array([layout.pack(ngram)], np.uint64), np.array([part.num_keys], np.int64)
         return emit_records([(keys, weights)], layout, stem, part.prefix)
     prefix = np.array(part.prefix, np.uint64)
     low, high, length, bits = part.low, part.high, layout.length, layout.bits
-    keys = keys[: _core.gather_keys(token_ids, prefix, low, high, length, bits, keys)]
-    _core.sort_keys(keys, spare[: len(keys)], prefix.size, low, high, length, bits)
+    num_keys = 0
+    for block, overlap in blocks:
+        num_keys += _core.gather_keys(block, prefix, low, high, length, bits, keys[num_keys:])
+        if overlap:  # the next block has the keys that begin in the overlap
+            num_keys -= _core.gather_keys(block[-overlap:], prefix, low, high, length, bits, keys[num_keys:])
+    keys = keys[:num_keys]
+    _core.sort_keys(keys, spare[:num_keys], prefix.size, low, high, length, bits)
     return emit_records([(keys, None)], layout, stem, part.prefix)
 
 
-def _space(num_keys: int, layout: KeyLayout) -> UInt64Array:
+def space_for_keys(num_keys: int, layout: KeyLayout) -> UInt64Array:
+    """Return an array for keys; its pages take memory when they are used."""
     return np.empty((num_keys, layout.num_words), np.uint64)
+
+
+def count_parts(job: CountJob) -> Iterator[tuple[int, PartRecords]]:
+    """Count a stream with the threads of this process; this function is a :data:`CountParts`."""
+    jobs, max_keys = fit_into(job.memory - anonymous_bytes(), job.token_ids.size, job.layout, job.num_threads)
+    parts = list(plan_partitions(job.token_ids, job.vocabulary_size, job.layout, max_keys))
+    records = count_partitions(job.token_ids, parts, job.layout, job.folder, jobs)
+    yield from zip((part.num_keys for part in parts), records, strict=True)
+
+
+def count_tokens(
+    stream: Path,
+    output: Path,
+    metadata: GraphMetadata,
+    folder: Path,
+    *,
+    memory: int,
+    jobs: int,
+    watch: BuildReport | None = None,
+    on_progress: CountProgress = lambda _phase, _done, _all: None,
+    model: UInt32Array | None = None,
+    count: CountParts = count_parts,
+) -> None:
+    """Count the n-grams of a token stream into a graph file.
+
+    The positions of the stream are divided by their first tokens into parts that fit into memory. The keys of each part
+    are gathered, sorted and written as records. The file contains the records of all parts in order.
+
+    Args:
+        stream: file of little-endian 32-bit token ids, with document separators if there are boundaries.
+        output: the graph file.
+        metadata: the graph's metadata; this function fills in the sizes.
+        folder: folder for records and the unfinished file, on the same file system as the output.
+        memory: limit of this process's anonymous memory, in bytes.
+        jobs: number of threads.
+        watch: records time and memory.
+        on_progress: called at every step.
+        model: the neural model as 32-bit words, if there is one.
+        count: function that counts the parts, here or on other machines.
+
+    Raises:
+        CorpusError: the stream is empty.
+        GraphError: the stream is too long or contains an id outside the vocabulary.
+        GraphFileError: the disk is full, or a file can't be written.
+    """
+    watch = watch or BuildReport()
+    with watch.measuring("count"), writing(output):
+        token_ids = map_tokens(stream)
+        vocabulary_size = metadata.tokenizer.vocabulary_size
+        check_tokens(token_ids, vocabulary_size)
+        layout = KeyLayout.of(vocabulary_size, metadata.max_order)
+        records = []
+        done = 0
+        for num_keys, part in count(CountJob(token_ids, vocabulary_size, layout, folder, memory, jobs)):
+            records.append(part)
+            done += num_keys
+            on_progress("count", done, token_ids.size)
+    assemble_graph(output, folder, records, metadata, jobs, watch, partial(on_progress, "save"), model)
