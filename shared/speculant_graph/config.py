@@ -395,4 +395,5 @@ class TrainConfig(Config):
     epochs: Annotated[float, Field(gt=0.0)] = 4.0
     """Number of passes over the failures. The state with the lowest loss on held-out requests is kept."""
     min_failures: Annotated[int, Field(ge=0)] = 0
-    """Number of new failures after which the verifier trains an adapter. 0: it never trains on its own."""
+    """Number of new failures after which 'speculant verifier' trains an adapter; 0: it never trains on its own. Other
+    commands ignore this."""

@@ -150,6 +150,9 @@ def test_the_draft_model_is_trained_judged_and_counted_from_the_chat(tmp_path: P
     assert "recorded: 2 requests" in shown.err
     assert "\nbetter: " in shown.err
     assert "gate, " not in shown.out, "answers alone go there"
+    say(monkeypatch, "/stats")
+    assert main([*given, *learning]) == 0
+    assert "draft model with adapter" in capsys.readouterr().err, "a new chat uses the published adapter"
 
 
 @pytest.mark.parametrize("command", ["/train", "/eval"])

@@ -38,20 +38,24 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start(mode: str, corpus: Path, output: Path) -> subprocess.Popen[str]:
+def start(mode: str, corpus: str | Path, output: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "support.ray_build", mode, str(corpus), str(output)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=output.parent
     )
 
 
-@pytest.mark.parametrize("mode", ["plain", "kill encode_task", "kill count_task"])
+@pytest.mark.parametrize(
+    ("mode", "scheme"),
+    [("plain", ""), ("kill encode_task", ""), ("kill count_task", ""), ("kill encode_task", "file://")],
+)
 def test_a_build_on_a_cluster_is_that_of_one_machine(
-    tmp_path: Path, corpus: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, corpus: Path, mode: str, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
-    GraphBuilder(MODEL_FOLDER, document_boundaries=True).build(corpus, tmp_path / "here.pkl")
-    shown, problems = start(mode, corpus, tmp_path / "there.pkl").communicate(timeout=300)
+    text = f"{scheme}{corpus}"
+    GraphBuilder(MODEL_FOLDER, document_boundaries=True).build(text, tmp_path / "here.pkl")
+    shown, problems = start(mode, text, tmp_path / "there.pkl").communicate(timeout=300)
     assert (tmp_path / "there.pkl").exists(), shown + problems
     assert (tmp_path / "there.pkl").read_bytes() == (tmp_path / "here.pkl").read_bytes(), "calibration and model, too"
     assert ("killed" in shown) == mode.startswith("kill")

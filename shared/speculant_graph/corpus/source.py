@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -132,6 +133,9 @@ class Source:
             CorpusError: the file can't be read.
         """
         with self._explained():
+            if self.stored is None and address_of(self.path) is not None:
+                with self._open_stored() as file:
+                    return file.seek(0, os.SEEK_END)
             return (self.stored or self.path).stat().st_size
 
     def window(self, start: int, num_bytes: int) -> bytes:
@@ -205,12 +209,15 @@ class Source:
                 yield file
         elif self.stored is None and (address := address_of(self.path)) is not None:
             with open_stored(address) as file:
-                yield file
+                yield self._at_span(file)
         else:
             with (self.stored or self.path).open("rb") as file:
-                if self.span is not None:  # pipes can't seek
-                    file.seek(self.span[0])
-                yield file
+                yield self._at_span(file)
+
+    def _at_span(self, file: IO[bytes]) -> IO[bytes]:
+        if self.span is not None:  # pipes can't seek
+            file.seek(self.span[0])
+        return file
 
     @contextmanager
     def open_text(self) -> Iterator[io.TextIOWrapper]:

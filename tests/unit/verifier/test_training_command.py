@@ -77,6 +77,14 @@ def test_an_adapter_is_trained_and_published_and_replaced_where_it_is_damaged(
     with_adapter(AutoModelForCausalLM.from_pretrained(checkpoint), str(checkpoint), output)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "adapter.d"]
 
+    named = ("--draft-model.adapters", f"mine={output}", "--continue-from", "mine", "-o", tmp_path / "second")
+    run = subprocess.run(
+        command(*given, "--tenant", "a", *named, "--epochs", 4, "--json"), capture_output=True, text=True, check=False
+    )
+    continued = json.loads(run.stdout.splitlines()[-1])["gate"]["failures"]
+    assert continued["tokens_per_pass_before"] == figures["gate"]["failures"]["tokens_per_pass_after"], run.stderr
+    assert continued["num_requests"] == figures["gate"]["failures"]["num_requests"]
+
     weights = output.resolve() / WEIGHTS_FILE
     weights.write_bytes(weights.read_bytes()[:1000])
     repaired = subprocess.run(

@@ -128,6 +128,7 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
                     "workload": name, "nodes": nodes, "tokens_per_s": rate, "speedup": rate / plain,
                     "tokens_per_pass": statistics.mean_accepted_tokens,
                     "drafted_per_pass": statistics.num_drafted / statistics.num_steps,
+                    "phase_ms": statistics.phase_ms(),
                 })  # fmt: skip
         num_bytes += offload.num_bytes
         torch.save(_logits(target, plan), plan.folder / "streamed.pt")

@@ -83,7 +83,12 @@ def run(arguments: Sequence[str]) -> int:
     with open_decoder(settings, settings.color) as decoder:
         source = Input(is_colored=bool(notes.color_system))
         training = ChatTraining(
-            decoder, settings.draft_model, settings.record, settings.train, lambda line: write(notes, f"{line}\n")
+            decoder,
+            settings.draft_model,
+            settings.record,
+            settings.train,
+            settings.client.tenant,
+            lambda line: write(notes, f"{line}\n"),
         )
         return Conversation(decoder, settings.generation, source, answers, notes, settings.system, training).run()
 

@@ -28,19 +28,29 @@ class ChatTraining:
         draft_model: DraftModelConfig,
         record: RecordConfig,
         train: TrainConfig,
+        tenant: str,
         note: Callable[[str], object],
     ) -> None:
-        """Set the decoder and the settings.
+        """Load the adapter that an earlier training published, unless the settings name one.
 
         Args:
             decoder: the decoder, with a draft model and records.
             draft_model: settings of the draft model.
             record: settings of the records.
             train: settings of the training.
+            tenant: tenant of the conversation, on whose records alone it trains.
             note: function that shows a line of text.
         """
         self._decoder, self._draft_model, self._record, self._train = decoder, draft_model, record, train
-        self._note = note
+        self._tenant, self._note = tenant, note
+        if decoder.adapters is not None and record.folder is not None and not draft_model.adapter:
+            from speculant_verifier.service.learning import output_of
+
+            if (published := output_of(record.folder, draft_model)).exists():
+                try:
+                    decoder.adapters.load(str(published))
+                except ConfigError as error:
+                    note(f"the published adapter is not used: {error}")
 
     def train(self) -> None:
         """Train on the records, and load the new adapter if it passes the gate.
@@ -97,8 +107,9 @@ class ChatTraining:
         recorder = self._decoder.engine.recorder
         if recorder is not None:
             recorder.flush()
+        arguments = argument, f"--tenant={self._tenant}"
         process = subprocess.Popen(
-            [sys.executable, "-m", "speculant", "train", f"--records={self._record.folder}", argument],
+            [sys.executable, "-m", "speculant", "train", f"--records={self._record.folder}", *arguments],
             env=environment_of(self._draft_model, self._train, present),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -52,14 +52,16 @@ class TrainSettings(ReportingSettings):
     """NAME of the adapter, required for training. It becomes a link to the newest version in the folder NAME.d, which
     also contains the previous version."""
     continue_from: Path | None = None
-    """Continue from this adapter, with its rank. By default, training begins with an adapter that changes nothing."""
+    """Continue from this adapter, a folder or a name in draft_model.adapters, with its rank. By default, training
+    begins with an adapter that changes nothing."""
     evaluate: Path | None = None
     """Do not train: compare this adapter with draft_model.adapter, or with the base model if none is set, on records of
     documents that this adapter was not trained on. The exit status is 1 if the gate would reject this adapter."""
     tenant: str | None = None
     """Train only on the text of this tenant; required if the records have several tenants."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """The draft model, and the adapter to beat; by default, the adapter published under --output."""
+    """The draft model, and the adapter to beat; by default, the adapter published under --output, or else that of
+    --continue-from."""
     train: TrainConfig = TrainConfig()
     """Training settings."""
 
@@ -89,16 +91,16 @@ def run(arguments: Sequence[str]) -> int:
 
         quiet_transformers()
         model, tokenizer = load_base(draft_model)
-    present = _present(draft_model, settings.output, model)
+    start = None
+    if settings.continue_from is not None:
+        start = read_adapter(draft_model.adapters.get(str(settings.continue_from), settings.continue_from))
+        require_base(start, draft_model.name)
+    present = _present(draft_model, settings.output, model) or (None if start is None else start.folder)
     records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
     if too_few := shortage(split(records)[1]):  # checked before the training
         raise ConfigError(f"{too_few}; record more")
-    start = None
-    if settings.continue_from is not None:
-        start = read_adapter(settings.continue_from)
-        require_base(start, draft_model.name)
-        if start.tenants is not None and records[0].tenant not in start.tenants:
-            raise ConfigError("--continue-from names an adapter that learned another tenant's text; leave it out")
+    if start is not None and start.tenants is not None and records[0].tenant not in start.tenants:
+        raise ConfigError("--continue-from names an adapter that learned another tenant's text; leave it out")
     verdict, digest = None, None
     with workspace(settings.output) as folder:
         result = train_adapter(

@@ -340,6 +340,8 @@ def speculation_of(seed: int, results: Sequence[GenerationResult]) -> Fields:
         "drafted": sum(drafted),
         "accepted": sum(accepted),
         "drafts": sum(result.num_drafts for result in results),
+        "tried": sum(result.num_tried for result in results),
+        "rolling_acceptance": results[-1].rolling_acceptance,
         "from_target_cache": num_cached,
         "mean_accepted_tokens": (num_tokens - num_cached) / num_steps if num_steps else None,
         "tree_hit_rate": sum(result.num_from_tree for result in results) / max(1, num_tokens),

@@ -55,7 +55,7 @@ _GIVEN_IF_NOT_ZERO = (
 )  # fmt: skip
 _REPORTED = (
     "num_steps", "num_steps_without_drafter", "num_drafted", "num_accepted", "drafted_by_depth", "accepted_by_depth",
-    "num_drafts", "num_from_target_cache", "num_from_prefix_cache", "warning",
+    "num_drafts", "num_from_target_cache", "num_from_prefix_cache", "num_tried", "rolling_acceptance", "warning",
 )  # fmt: skip
 """Fields of a result that its statistics message also has."""
 

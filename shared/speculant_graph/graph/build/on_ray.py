@@ -24,6 +24,7 @@ from speculant_graph.config import GraphConfig
 from speculant_graph.corpus.file_patterns import STANDARD_INPUT
 from speculant_graph.corpus.hub import first_line
 from speculant_graph.corpus.source import CorpusFile, Source
+from speculant_graph.corpus.storage import address_of
 from speculant_graph.corpus.stream import DOCUMENT_SEPARATOR, EncodedPart
 from speculant_graph.corpus.tasks import Task, divide_corpus, encode_at_once
 from speculant_graph.corpus.tokenize import CorpusTokenizer
@@ -46,7 +47,8 @@ MOST_KEYS = 1 << 24
 """Maximum number of keys of a part. With more, its records would fill the object store."""
 _PATIENCE_S = 10
 """Timeout of a connection to the cluster, in seconds."""
-_ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}
+_ONE_CORE = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
+"""Environment of the tokenizer's library: one thread, but not Python's, in which it takes a third more time."""
 _tokenizers: dict[str, CorpusTokenizer] = {}
 """This worker's tokenizer, by the id of its Ray object. It is cached, because loading it takes a second."""
 
@@ -100,7 +102,8 @@ def _encode(
                 yield ray.put(encode_at_once(tokenizer, task, config, 0)), None
                 continue
             for source in (*task.sources, *([task.completes] if task.completes else [])):
-                source.stored = source.stored or source.path.absolute()  # workers run in other folders
+                # Workers run in other folders, and read object storage themselves.
+                source.stored = None if address_of(source.path) else source.path.absolute()
             described = describe.remote(task.completes, config.text_field) if task.completes else None
             yield encode.remote(shipped, task, config, VERSION), described
 
@@ -220,7 +223,8 @@ def describe_file(source: Source, text_field: str) -> CorpusFile:
 
 def _is_here_alone(source: Source) -> bool:
     """Return whether only this machine has a file's data: it came through a pipe, or its text was extracted here."""
-    return source.path == STANDARD_INPUT or source.stored is not None or source.extracted is not None
+    is_piped = source.stored is not None and not address_of(source.path)
+    return source.path == STANDARD_INPUT or is_piped or source.extracted is not None
 
 
 def _separated(part: EncodedPart) -> EncodedPart:

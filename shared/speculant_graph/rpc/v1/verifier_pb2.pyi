@@ -179,7 +179,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, sample: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_accepted: _Optional[int] = ..., text: _Optional[str] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., statistics: _Optional[_Union[GenerationStatistics, _Mapping]] = ...) -> None: ...
 
 class GenerationStatistics(_message.Message):
-    __slots__ = ("num_prompt_tokens", "num_tokens", "num_steps", "num_steps_without_drafter", "num_drafted", "num_accepted", "drafted_by_depth", "accepted_by_depth", "time_to_first_token", "total_time", "seed", "warning", "num_drafts", "num_from_target_cache", "num_from_prefix_cache")
+    __slots__ = ("num_prompt_tokens", "num_tokens", "num_steps", "num_steps_without_drafter", "num_drafted", "num_accepted", "drafted_by_depth", "accepted_by_depth", "time_to_first_token", "total_time", "seed", "warning", "num_drafts", "num_from_target_cache", "num_from_prefix_cache", "num_tried", "rolling_acceptance")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -195,6 +195,8 @@ class GenerationStatistics(_message.Message):
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NUM_FROM_TARGET_CACHE_FIELD_NUMBER: _ClassVar[int]
     NUM_FROM_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TRIED_FIELD_NUMBER: _ClassVar[int]
+    ROLLING_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     num_tokens: int
     num_steps: int
@@ -210,7 +212,9 @@ class GenerationStatistics(_message.Message):
     num_drafts: int
     num_from_target_cache: int
     num_from_prefix_cache: int
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_steps_without_drafter: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., drafted_by_depth: _Optional[_Iterable[int]] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., seed: _Optional[int] = ..., warning: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_from_target_cache: _Optional[int] = ..., num_from_prefix_cache: _Optional[int] = ...) -> None: ...
+    num_tried: int
+    rolling_acceptance: float
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., num_steps_without_drafter: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., drafted_by_depth: _Optional[_Iterable[int]] = ..., accepted_by_depth: _Optional[_Iterable[int]] = ..., time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., total_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., seed: _Optional[int] = ..., warning: _Optional[str] = ..., num_drafts: _Optional[int] = ..., num_from_target_cache: _Optional[int] = ..., num_from_prefix_cache: _Optional[int] = ..., num_tried: _Optional[int] = ..., rolling_acceptance: _Optional[float] = ...) -> None: ...
 
 class Adapter(_message.Message):
     __slots__ = ("name", "sha256")
