@@ -121,7 +121,7 @@ class VerifierConfig(Config):
     device: str = "auto"
     """Device of the model: 'auto', 'cpu', 'cuda', 'cuda:1', ..."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Number type of the weights; 'auto' keeps the checkpoint's own on a GPU and uses float32 on a CPU."""
+    """Data type of the weights; 'auto' keeps the checkpoint's own on a GPU and uses float32 on a CPU."""
     num_threads: Annotated[int, Field(ge=0)] = 0
     """Number of CPU threads of torch; 0 takes all cores but one. Threads that wait for a busy core slow every step
     down."""

@@ -17,7 +17,7 @@ from speculant_graph.corpus.stream import EncodedPart, encode_sources
 from speculant_graph.corpus.tokenize import CUT, CorpusTokenizer
 
 TASK_BYTES = 16_000_000
-"""Approximate bytes of a task. Tokenising so many takes some seconds, so little work is lost if a worker dies."""
+"""Approximate bytes of a task. Tokenising them takes some seconds, so a dead worker loses little work."""
 _WINDOW_BYTES = 1 << 18
 _CONTEXT = 8
 """Number of characters at the start of a window where no cut is made; the first bytes may be a partial character."""

@@ -71,7 +71,7 @@ class BenchEnginesSettings(ReportingSettings):
     only: Literal["", "vllm", "llama-cpp-python", "llama-server"] = ""
     """Measure only this engine."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number type of vLLM. In bfloat16, any drafts may change how near ties are resolved."""
+    """Data type of vLLM. In bfloat16, any drafts may change how near ties are resolved."""
     limit: Annotated[int, Field(ge=1)] = 24
     """Maximum number of prompts to continue one at a time; four times as many are continued eight at a time."""
     max_tokens: Annotated[int, Field(ge=2)] = 60

@@ -98,7 +98,7 @@ def require_same(name: str, stored: StoredTensor, expected: Tensor) -> None:
     of_file, wanted = ((tuple(each.shape), each.dtype.is_floating_point) for each in (stored, expected))
     if of_file != wanted:
         raise ConfigError(
-            f"weight '{name}' in {stored.path} has the shape {of_file[0]} and the number type {stored.dtype}, but "
+            f"weight '{name}' in {stored.path} has the shape {of_file[0]} and the data type {stored.dtype}, but "
             f"config.json has {wanted[0]} and {expected.dtype}; download the model again, or set {{field}} to another",
             field=MODEL_SETTING,
         )

@@ -131,7 +131,7 @@ def target_mass(distribution: TargetDistribution, token_ids: NDArray[np.int64]) 
     if not -_MASS_TOLERANCE <= mass <= 1.0 + _MASS_TOLERANCE:  # written so that NaN fails
         raise GenerationError(
             f"the model's probabilities of {len(token_ids)} drafted tokens sum to {mass:.6g}, so its scores are not"
-            " finite; check the weights, the number type and the logits processors"
+            " finite; check the weights, the data type and the logits processors"
         )
     return probabilities, max(1.0 - mass, 0.0)
 
