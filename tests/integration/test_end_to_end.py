@@ -17,8 +17,11 @@ from speculant_graph import (
     DraftConfig,
     GenerationConfig,
     GraphBuilder,
+    RecordConfig,
     SpeculativeDecoder,
     VerifierConfig,
+    read_records,
+    replay_of,
 )
 from speculant_graph.client.placement import placed_at
 from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
@@ -64,6 +67,14 @@ def test_drafts_from_a_graph_change_only_the_number_of_steps(
     assert [result.text for result in results] == plain
     assert sum(result.num_steps for result in results) < 2 * NUM_TOKENS
     assert [decoder.generate(prompt, SETTINGS).text for prompt in PROMPTS] == plain
+
+
+def test_a_result_names_its_record(target: TargetModel, graph_file: Path, tmp_path: Path) -> None:
+    record = RecordConfig(folder=tmp_path, threshold=1)  # every request with a rejected draft
+    with SpeculativeDecoder(graph_file, draft_config=DraftConfig(k=6), target=target, record=record) as decoder:
+        results = decoder.generate(PROMPTS, SETTINGS)
+    records = {each.request_id: each.output for each in [*read_records(tmp_path), *replay_of(tmp_path, None, 9)]}
+    assert records == {each.request_id: each.token_ids for each in results}
 
 
 def test_layers_in_the_verifiers_process(target: TargetModel, graph_file: Path, plain: list[str]) -> None:

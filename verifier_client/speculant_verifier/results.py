@@ -93,6 +93,8 @@ class GenerationResult:
     """Number of tokens emitted from the target's cached logits, without a forward pass."""
     num_from_prefix_cache: int = 0
     """Number of prompt tokens reused from an earlier request with the same prefix."""
+    request_id: str = ""
+    """The id of the request in the records (:attr:`~speculant_verifier.records.record.RequestRecord.request_id`)."""
     num_tried: int = 0
     """Number of positions with drafted tokens."""
     rolling_acceptance: float | None = None

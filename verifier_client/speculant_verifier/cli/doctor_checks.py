@@ -28,7 +28,9 @@ def check_devices() -> Iterator[CheckResult]:
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         name = torch.cuda.get_device_name(index)
-        yield CheckResult("gpu", "ok", f"cuda:{index} {name}, {free / 1e9:.1f} GB free of {total / 1e9:.1f} GB")
+        major, minor = torch.cuda.get_device_capability(index)
+        memory = f"{free / 1e9:.1f} GB free of {total / 1e9:.1f} GB"
+        yield CheckResult("gpu", "ok", f"cuda:{index} {name}, compute capability {major}.{minor}, {memory}")
 
 
 def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:

@@ -262,6 +262,7 @@ class Batch:
             times=sequence.times,
             logprobs=tuple(sequence.logprobs),
             num_drafts=sequence.num_drafts,
+            request_id=str(sequence.session_id),
             num_tried=sequence.num_tried,
             rolling_acceptance=sequence.rolling_acceptance,
             num_from_target_cache=sequence.num_from_target_cache,

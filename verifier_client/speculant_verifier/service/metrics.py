@@ -51,7 +51,7 @@ _COUNTERS = (
     ("draft_model_passes", "draft_model.num_passes", "Passes of the draft model; 0 without one."),
     ("draft_model_seconds", "draft_model.passes_s", "Time of the draft model's passes, in seconds."),
     ("offload_seconds", "offload.stall_s", "Time that passes waited for weights, in seconds."),
-    ("offload_bytes", "offload.num_bytes", "Bytes of weights read from the disk."),
+    ("offload_bytes", "offload.num_bytes", "Bytes of weights read from the disk, or copied from host memory to a GPU."),
     ("offload_experts", "offload.num_wanted", "Experts that passes needed, if the model's experts are streamed."),
     ("offload_experts_found", "offload.num_found", "Needed experts that were already in memory."),
 )  # fmt: skip
