@@ -39,7 +39,7 @@ MatchedRows RowTracker::match(std::span<const Row> rows) {
       if (longest != nullptr) tracked = take(*longest);
     }
     if (tracked.id == 0) {
-      tracked = {.id = ++last_id_, .name = std::string(row.name)};
+      tracked = {.id = ++last_id_, .name = std::string(row.name), .begun = row.text.size()};
       matched.begun.push_back(static_cast<std::uint32_t>(index));
     } else {
       matched.num_new += row.text.size() - tracked.size;
@@ -49,11 +49,19 @@ MatchedRows RowTracker::match(std::span<const Row> rows) {
     tracked.tail.assign(tail.begin(), tail.end());
     matched.ids.push_back(tracked.id);
   }
-  for (const Tracked& former : tracked_) {
-    if (former.id != 0) matched.ended.push_back(former.id);
+  for (Tracked& former : tracked_) {
+    if (former.id == 0) continue;
+    matched.ended.push_back(former.id);
+    if (former.read < former.size) {
+      matched.unread.push_back({former.id, former.begun, former.read, former.size, std::move(former.tail)});
+    }
   }
   tracked_ = std::move(now);
   return matched;
+}
+
+void RowTracker::mark_read() {
+  for (Tracked& tracked : tracked_) tracked.read = tracked.size;
 }
 
 }  // namespace speculant

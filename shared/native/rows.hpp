@@ -26,11 +26,19 @@ struct Row {
   std::string_view name = {};
 };
 
+/// The end of a sequence that ended with text that its drafter has not read.
+struct UnreadRow {
+  std::uint64_t id = 0;
+  std::size_t begun = 0, read = 0, size = 0;  // lengths of its text: at first, when it was last read, and at its end
+  std::vector<std::int32_t> tail = {};        // its last tokens
+};
+
 /// The sequences of a batch.
 struct MatchedRows {
   std::vector<std::uint64_t> ids;    // per row, its sequence
   std::vector<std::uint32_t> begun;  // rows that begin a sequence
   std::vector<std::uint64_t> ended;  // sequences that no row continues
+  std::vector<UnreadRow> unread;     // those of them whose drafter has not read all of their text
   std::uint64_t num_new = 0;         // new tokens of continued sequences
 };
 
@@ -41,13 +49,15 @@ class RowTracker {
 
   /// Find the sequence of every row of a whole batch, and store their texts.
   MatchedRows match(std::span<const Row> rows);
+  /// Record that the drafter has read the texts of the latest batch.
+  void mark_read();
 
  private:
   struct Tracked {
     std::uint64_t id = 0;  // 0: taken by another row
     std::string name = {};
-    std::size_t size = 0;
-    std::vector<std::int32_t> tail = {};  // its last tokens
+    std::size_t begun = 0, read = 0, size = 0;  // as in UnreadRow
+    std::vector<std::int32_t> tail = {};        // its last tokens
   };
   bool continues(const Row& row, const Tracked& former) const;
 

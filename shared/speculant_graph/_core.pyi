@@ -378,10 +378,36 @@ class StepHandler:
         run, and the result is None.
         """
 
+class UnreadRow:
+    """The end of a sequence that ended with text that no drafter has read."""
+
+    @property
+    def id(self) -> int:
+        """The sequence."""
+
+    @property
+    def begun(self) -> int:
+        """Length of its text when it began."""
+
+    @property
+    def read(self) -> int:
+        """Length of its text when it was last read; 0 if it never was."""
+
+    @property
+    def size(self) -> int:
+        """Length of its whole text."""
+
+    @property
+    def tail(self) -> list[int]:
+        """Its last tokens."""
+
 class Batch:
     """
     The rows of a batch as numbered sequences. Keeps references to their texts.
     """
+
+    def __init__(self, session_ids: Sequence[int], texts: list[Any]) -> None:
+        """Take known sequences and their whole texts."""
 
     @property
     def session_ids(self) -> list[int]:
@@ -398,6 +424,10 @@ class Batch:
     @property
     def ended(self) -> list[int]:
         """Sequences that no row continues."""
+
+    @property
+    def unread(self) -> list[UnreadRow]:
+        """The ends of those ended sequences whose text was not all read."""
 
     @property
     def is_changed(self) -> bool:
@@ -419,6 +449,9 @@ class RowTracker:
 
         ``texts``: whole texts, including prompts. ``names``: names of their requests, if the engine names them.
         """
+
+    def mark_read(self) -> None:
+        """Record that the drafter has read the texts of the latest batch."""
 
 def best_size(gains: Sequence[float], seconds: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], rate: float) -> int:
     """

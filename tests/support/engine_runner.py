@@ -35,6 +35,8 @@ class WatchedDrafter:
     num_opened: int = 0
     num_calls: int = 0
     tenants: dict[int, str] = field(default_factory=dict)
+    ended: list[list[int]] = field(default_factory=list)
+    """Texts of finished sessions, as far as this drafter was shown them."""
 
     @property
     def state(self) -> DrafterState:
@@ -54,12 +56,15 @@ class WatchedDrafter:
         ids = [step.session_id for step in steps]
         if len(set(ids)) < len(ids):
             self.complaints.append("a session stands for several rows")
-        if self.rows is not None and self.rows != [list(step.token_ids) for step in steps]:
+        is_reading = not any(step.node_budget for step in steps)
+        if not is_reading and self.rows is not None and self.rows != [list(step.token_ids) for step in steps]:
             self.complaints.append("rows are drafted for from other texts than theirs")
         for step in steps:
             before, now = self.texts.get(step.session_id), list(step.token_ids)
             if before is None:
                 self.num_opened += 1
+            elif is_reading and now[: len(before)][-16:] == before[-16:]:
+                now = before + now[len(before) :]  # the ends of ended sequences follow any tokens
             elif now[: len(before)] != before:
                 self.complaints.append("a session continues with another text")
             self.texts[step.session_id] = now
@@ -69,7 +74,8 @@ class WatchedDrafter:
         return self.inner.observe(report)
 
     def finish(self, session_id: int) -> None:
-        self.texts.pop(session_id, None)
+        if session_id in self.texts:
+            self.ended.append(self.texts.pop(session_id))
         self.inner.finish(session_id)
 
     def close(self) -> None:
@@ -84,6 +90,8 @@ class Request:
     text: list[int]
     rest: list[int]
     is_read: bool = False
+    shown: tuple[int, ...] = ()
+    """Its text when drafts were last requested."""
     draft: tuple[int, ...] = ()
 
 
@@ -153,6 +161,6 @@ class EngineRunner:
         ).lists()
         self.tokens[:] = 0
         for row, draft in zip(decoding, drafts, strict=True):
-            row.draft = tuple(draft)
+            row.draft, row.shown = tuple(draft), tuple(row.text)
         self.done += [row for row in self.rows if not row.rest]
         self.rows = [row for row in self.rows if row.rest]

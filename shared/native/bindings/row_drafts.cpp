@@ -44,7 +44,25 @@ void keep_paying(Step& step, std::span<const double> seconds, double rate) {
 }
 
 void bind_rows(nb::module_& module) {
+  nb::class_<UnreadRow>(module, "UnreadRow", "The end of a sequence that ended with text that no drafter has read.")
+      .def_ro("id", &UnreadRow::id, "The sequence.")
+      .def_ro("begun", &UnreadRow::begun, "Length of its text when it began.")
+      .def_ro("read", &UnreadRow::read, "Length of its text when it was last read; 0 if it never was.")
+      .def_ro("size", &UnreadRow::size, "Length of its whole text.")
+      .def_ro("tail", &UnreadRow::tail, "Its last tokens.");
   nb::class_<Batch>(module, "Batch", "The rows of a batch as numbered sequences. Keeps references to their texts.")
+      .def(
+          "__init__",
+          [](Batch* self, const std::vector<std::uint64_t>& ids, const nb::list& texts) {
+            if (ids.size() != texts.size()) throw RequestError("give one sequence for each text");
+            new (self) Batch();
+            for (nb::handle text : texts) self->texts.push_back(std::make_unique<Text>(text));
+            self->rows.ids = ids;
+            self->given = texts;
+          },
+          "session_ids"_a, "texts"_a, nb::sig("def __init__(self, session_ids: collections.abc.Sequence[int], "
+                                              "texts: list[typing.Any]) -> None"),
+          "Take known sequences and their whole texts.")
       .def_prop_ro(
           "session_ids", [](const Batch& self) { return self.rows.ids; }, "Per row, its sequence.")
       .def_prop_ro(
@@ -54,6 +72,9 @@ void bind_rows(nb::module_& module) {
           "begun", [](const Batch& self) { return self.rows.begun; }, "Rows that begin a sequence.")
       .def_prop_ro(
           "ended", [](const Batch& self) { return self.rows.ended; }, "Sequences that no row continues.")
+      .def_prop_ro(
+          "unread", [](const Batch& self) { return self.rows.unread; },
+          "The ends of those ended sequences whose text was not all read.")
       .def_prop_ro(
           "is_changed", [](const Batch& self) { return !self.rows.begun.empty() || !self.rows.ended.empty(); },
           "Whether a sequence has begun or ended.")
@@ -83,7 +104,8 @@ void bind_rows(nb::module_& module) {
           nb::sig("def match(self, texts: list[typing.Any], "
                   "names: collections.abc.Sequence[str] | None) -> Batch"),
           "Return the sequences of all rows.\n\n"
-          "``texts``: whole texts, including prompts. ``names``: names of their requests, if the engine names them.");
+          "``texts``: whole texts, including prompts. ``names``: names of their requests, if the engine names them.")
+      .def("mark_read", &RowTracker::mark_read, "Record that the drafter has read the texts of the latest batch.");
   module.def(
       "best_size",
       [](const std::vector<double>& gains, const Vector<const double>& seconds, double rate) {

@@ -14,8 +14,9 @@ from typing import Any
 
 from loguru import logger
 
-from speculant_graph._core import RowDrafts, RowTracker
+from speculant_graph._core import Batch, RowDrafts, RowTracker
 from speculant_graph.budget import NeuralChoice, PassCost, StepBudget
+from speculant_graph.engines.unread import UnreadText
 from speculant_graph.errors import SpeculantError
 from speculant_graph.types import (
     DEFAULT_OPTIONS,
@@ -107,6 +108,7 @@ class EngineSessions:
         self._budget = None if cost is None else StepBudget(cost, is_cost_known=False)
         self._choice = NeuralChoice() if has_neural else None
         self._tracker = RowTracker(most_drafted + 1)
+        self._unread = UnreadText(drafter, self._tracker)
         self._pass: _Pass | None = None  # the running pass
         self._lock = threading.Lock()
         self._is_closed = False
@@ -184,7 +186,11 @@ class EngineSessions:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._finish(self._tracker.match([], None).ended)
+            try:
+                self._end(self._tracker.match([], None))
+                self._finish_kept()
+            except Exception as error:  # a drafter may be any code
+                self._warn(error)
             self.counts.running, self._pass = 0, None
             self._drafter.close()
 
@@ -203,7 +209,7 @@ class EngineSessions:
         if batch.is_changed:
             self.counts.sequences += len(batch.begun)
             self.counts.running = num_rows
-            self._finish(batch.ended)
+            self._end(batch)
             session_ids = batch.session_ids
             for row in batch.begun:
                 tenant, graph = (None if each is None else each[row] for each in (tenants, graphs))
@@ -216,16 +222,22 @@ class EngineSessions:
                 self._choice.observe(num_rows, former.is_neural, former.draft_s, pass_s)
         self._pass = None
         if not num_rows:
+            self._finish_kept()
             return no_drafts(0)
         most = self._most
         budgets = [most if each > most else each for each in capacities]
         if self._budget is not None and not self._budget.may_draft():
             self._pass = _Pass(num_rows)
+            if self._unread.is_due():
+                self._finish_kept()
+                self._unread.read(batch)
             return no_drafts(num_rows)
+        self._finish_kept()
         prices = None if self._budget is None else self._budget.prices(num_rows, num_rows * most)
         is_neural = self._choice is not None and self._choice.is_neural(num_rows)
         options = DEFAULT_OPTIONS if self._choice is None or is_neural else _WITHOUT_NEURAL
         drafts = self._drafter.draft_rows(batch, budgets, prices, options)
+        self._unread.mark_read()
         self.counts.drafted_steps += 1
         self.counts.neural_steps += is_neural
         if drafts.largest_id >= self._vocabulary_size:
@@ -258,6 +270,20 @@ class EngineSessions:
             f"{MAX_TENANT_CHARACTERS} characters, or a whole number"
         )
         return SessionOptions(learn=False)
+
+    def _end(self, batch: Batch) -> None:
+        """End the sequences that no row continues. Those with unread text are finished after it has been read."""
+        kept = self._unread.keep(batch.unread)
+        self._finish([session_id for session_id in batch.ended if session_id not in kept])
+
+    def _finish_kept(self) -> None:
+        """Let the drafter read the kept ends of sequences, and finish these."""
+        rows = self._unread.take_ended()
+        if rows:
+            try:
+                self._unread.read_ended(rows)
+            finally:
+                self._finish([row.id for row in rows])
 
     def _finish(self, ended: Sequence[int]) -> None:
         for session_id in ended:

@@ -20,6 +20,7 @@ from speculant_graph.types import (
     RuleName,
     SequenceStep,
     SiblingsName,
+    TokenId,
     capabilities_of,
 )
 from speculant_verifier.engine.sequence import ActiveSequence
@@ -32,6 +33,8 @@ from speculant_verifier.structured.constraint import with_forced
 _ROUNDING = 1e-6
 _FEWEST_NODES = 4
 """Limit on drafted nodes that is not reduced further, however short memory is."""
+_FEWEST_SHOWN = 16
+"""Number of new tokens at the end of a sequence that are worth a message to the drafter."""
 _SIBLINGS: dict[RuleName, SiblingsName] = {"tree-wor": "without-replacement", "tree-iid": "independent"}
 
 
@@ -100,7 +103,7 @@ class Drafting:
         steps = [
             SequenceStep(
                 each.session_id,
-                [*each.request.draft_prefix, *each.token_ids] if each.request.draft_prefix else each.token_ids,
+                _text(each),
                 budgets[index],
                 draft_seed(each.config, len(each.token_ids)),
                 each.feedback,
@@ -121,7 +124,7 @@ class Drafting:
         shallow: list[Sequence[int]] = [()] * len(sequences)
         answer = self._ask(steps) if steps else []
         for index, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
-            sequences[index].feedback = None
+            sequences[index].feedback, sequences[index].num_shown = None, len(sequences[index].token_ids)
             looks_at_q = sequences[index].config.rule in WANTS_PROPOSALS
             shallow[index] = self._usable_nodes(draft, deepest[index], looks_at_q=looks_at_q)
             drafts[index] = draft.part(shallow[index])
@@ -142,6 +145,25 @@ class Drafting:
         for times in (self._totals.times, *(each.times for each in sequences)):
             times.draft_s += elapsed_s
         return drafts
+
+    def show_rest(self, ended: Sequence[ActiveSequence]) -> None:
+        """Show the drafter the text of ended sequences that it has not seen, so that it can learn from this text.
+
+        The drafter has not seen the tokens of steps without drafts.
+        """
+        late = [
+            each
+            for each in ended
+            if each.has_session and len(each.token_ids) - max(each.num_shown, len(each.prompt)) >= _FEWEST_SHOWN
+        ]
+        prompts = [  # not learned, but a session begins with its prompt
+            SequenceStep(each.session_id, [*each.request.draft_prefix, *each.prompt], 0)
+            for each in late
+            if not each.num_shown
+        ]
+        for steps in (prompts, [SequenceStep(each.session_id, _text(each), 0) for each in late]):
+            if steps and self._drafter.state == "ok":
+                self._ask(steps)
 
     def _record_without(self, sequence: ActiveSequence) -> None:
         sequence.num_steps_without_drafter += 1
@@ -255,6 +277,11 @@ class Drafting:
         if all(is_known):
             return nodes_within(draft, most_depth)
         return [node for node, depth in enumerate(depths_of(draft)) if is_known[node] and depth <= most_depth]
+
+
+def _text(sequence: ActiveSequence) -> Sequence[TokenId]:
+    prefix = sequence.request.draft_prefix
+    return [*prefix, *sequence.token_ids] if prefix else sequence.token_ids
 
 
 def _is_formed(sequence: ActiveSequence) -> bool:

@@ -237,6 +237,7 @@ class Engine:
         elapsed_s = now_s - started_s
         for times in (self.totals.times, *(each.times for each in active)):
             times.total_s += elapsed_s
+        self._drafting.show_rest([each.sequence for each in outputs if each.finish_reason in ("stop", "length")])
         for output in outputs:
             sequence = output.sequence
             if output.token_ids:

@@ -99,6 +99,8 @@ class ActiveSequence:
     draft_nodes: Sequence[int] = ()
     """For each node of the latest draft, its index in the drafter's response, from which some nodes were dropped."""
     has_session: bool = False
+    num_shown: int = 0
+    """Length of its text when the drafter last saw it."""
     drafter_problem: str = ""
     """Why the drafter can't draft for this sequence, if the request is the reason; otherwise empty."""
     prefix_key: bytes = b""

@@ -67,6 +67,35 @@ def test_five_hundred_requests_are_drafted_from_their_own_texts(seed, batch, tel
     assert 500 <= drafter.num_opened < runner.num_passes * batch
 
 
+@settings(max_examples=10)
+@given(
+    seed=st.integers(0, 1 << 30),
+    batch=st.sampled_from([1, 8]),
+    tells_ids=st.booleans(),
+    share=st.sampled_from([0.0, 0.01, 0.3]),
+    longest=st.sampled_from([10, 150, 400]),
+)
+def test_text_is_read_though_no_step_is_drafted_for(
+    seed: int, batch: int, tells_ids: bool, share: float, longest: int
+) -> None:
+    chooser = random.Random(seed)
+    requests = [
+        Request(each, _text(chooser, chooser.choice((1, 20, 300))), _text(chooser, longest)) for each in range(20)
+    ]
+    drafter = WatchedDrafter(LocalDrafter(graph_of([_text(chooser, 500)], 5, _VOCABULARY), DraftConfig()))
+    sessions = EngineSessions(DrafterRows(drafter), most_drafted=6, vocabulary_size=_VOCABULARY, cost=LearnedCost())
+    assert sessions._budget is not None
+    sessions._budget.may_draft = lambda: chooser.random() < share  # type: ignore[method-assign]
+    runner = EngineRunner(drafter, sessions, requests, batch=batch, seed=seed, tells_ids=tells_ids)
+    runner.run()
+    sessions.close()
+    assert not drafter.complaints
+    assert not drafter.texts, "a session is left open"
+    assert not sessions.counts.failed_steps
+    ends = {tuple(text[-size:]) for text in drafter.ended for size in range(1, 257)}
+    assert all(each.shown[-256:] in ends for each in runner.done if each.shown)
+
+
 @settings(max_examples=20)
 @given(seed=st.integers(0, 1 << 30), strategy=st.sampled_from(NGRAM_STRATEGIES))
 def test_every_strategy_gives_chains(seed, strategy):

@@ -1,0 +1,93 @@
+"""Reads text for learning that no draft has read, because an engine's steps had no drafts.
+
+While drafts do not pay, an engine's steps do not call the drafter. The text of these steps must be learned all the
+same: another request may repeat it, and drafts would then pay again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculant_graph._core import Batch, RowTracker, UnreadRow
+from speculant_graph.types import RowDrafter
+
+_Ids = NDArray[np.int32]
+
+READ_EVERY = 32
+"""Number of steps without drafts after which the drafter reads all texts. It must be small enough that the tails of
+ended sequences, of 256 tokens, contain everything that was not read."""
+_OVERLAP = 16
+"""Number of known tokens by which a drafter recognises that a text continues a session's."""
+
+
+class UnreadText:
+    """The unread text of an engine's sequences: it is read from time to time, and before drafts are made again."""
+
+    def __init__(self, drafter: RowDrafter, tracker: RowTracker) -> None:
+        """Begin without text.
+
+        Args:
+            drafter: reads the text; drafts with a budget of 0.
+            tracker: the engine's sequences.
+        """
+        self._drafter, self._tracker = drafter, tracker
+        self._ended: list[UnreadRow] = []
+        self._num_steps = 0
+
+    def keep(self, rows: Sequence[UnreadRow]) -> set[int]:
+        """Keep the ends of ended sequences; return their ids. They must be finished after they have been read."""
+        self._ended += rows
+        return {row.id for row in rows}
+
+    def is_due(self) -> bool:
+        """Count a step without drafts; return whether the drafter should read all texts."""
+        self._num_steps += 1
+        return self._num_steps >= READ_EVERY
+
+    def read(self, batch: Batch) -> None:
+        """Read the texts of a running batch."""
+        self._drafter.draft_rows(batch, [0] * len(batch.session_ids))
+        self.mark_read()
+
+    def mark_read(self) -> None:
+        """Record that the drafter has read the texts of the latest batch."""
+        self._tracker.mark_read()
+        self._num_steps = 0
+
+    def take_ended(self) -> list[UnreadRow]:
+        """Return the kept ends of ended sequences, and keep them no longer."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def read_ended(self, ended: Sequence[UnreadRow]) -> None:
+        """Read the ends of ended sequences."""
+        prompts = {row.id: _prompt_of(row) for row in ended if row.read == 0}
+        for texts in (prompts, {row.id: text for row in ended if (text := _text_of(row)).size}):
+            if texts:  # the first text of a session is its prompt, which is not learned
+                self._drafter.draft_rows(Batch(list(texts), list(texts.values())), [0] * len(texts))
+
+
+def _prompt_of(row: UnreadRow) -> _Ids:
+    """Return the part of an unread sequence's tail with which it began, but at least one token."""
+    tail = np.array(row.tail, np.int32)
+    return tail[: max(1, row.begun - (row.size - tail.size))]
+
+
+def _text_of(row: UnreadRow) -> _Ids:
+    """Return a text that continues what the drafter has read; empty if that is not possible.
+
+    A sequence of which nothing was read begins with its tail. Other texts need the right length, but the drafter looks
+    only at the last tokens that it has read and at later ones.
+    """
+    tail = np.array(row.tail, np.int32)
+    before = row.size - tail.size
+    if row.read == 0:
+        return tail
+    if before and before > row.read - _OVERLAP:
+        return tail[:0]
+    text = np.zeros(row.size, np.int32)
+    text[before:] = tail
+    return text
