@@ -60,6 +60,12 @@ MatchedRows RowTracker::match(std::span<const Row> rows) {
   return matched;
 }
 
+std::vector<bool> RowTracker::are_new() const {
+  std::vector<bool> are_new;
+  for (const Tracked& tracked : tracked_) are_new.push_back(tracked.read == 0);
+  return are_new;
+}
+
 void RowTracker::mark_read() {
   for (Tracked& tracked : tracked_) tracked.read = tracked.size;
 }

@@ -51,6 +51,8 @@ class RowTracker {
   MatchedRows match(std::span<const Row> rows);
   /// Record that the drafter has read the texts of the latest batch.
   void mark_read();
+  /// For each row of the latest batch, whether its text was never read.
+  std::vector<bool> are_new() const;
 
  private:
   struct Tracked {

@@ -450,6 +450,9 @@ class RowTracker:
         ``texts``: whole texts, including prompts. ``names``: names of their requests, if the engine names them.
         """
 
+    def are_new(self) -> list[bool]:
+        """For each row of the latest batch, whether its text was never read."""
+
     def mark_read(self) -> None:
         """Record that the drafter has read the texts of the latest batch."""
 

@@ -6,6 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class MissingExtraError(ModuleNotFoundError):
+    """An optional module is missing; the message has the command that installs it."""
+
+
 @contextmanager
 def needed_for(purpose: str, extra: str) -> Iterator[None]:
     """Turn a failing import inside of the block into an error that names the missing extra.
@@ -15,16 +19,14 @@ def needed_for(purpose: str, extra: str) -> Iterator[None]:
         extra: the extra that installs the needed modules.
 
     Raises:
-        ModuleNotFoundError: an optional module is missing; the message has the command that installs it.
+        MissingExtraError: an optional module is missing.
     """
     try:
         yield
     except ModuleNotFoundError as error:
         if missing_extra(error, extra) is None:
             raise
-        raise ModuleNotFoundError(
-            f'{purpose} needs: pip install "speculant-graph[{extra}]"', name=error.name
-        ) from error
+        raise MissingExtraError(f'{purpose} needs: pip install "speculant-graph[{extra}]"', name=error.name) from error
 
 
 def missing_extra(error: ImportError, extra: str) -> str | None:
@@ -37,6 +39,8 @@ def missing_extra(error: ImportError, extra: str) -> str | None:
     Returns:
         One line with the command to run; None if the error is a bug because the module is not optional.
     """
+    if isinstance(error, MissingExtraError):  # its code knows better which extra it needs
+        return str(error)
     module = (error.name or "").split(".")[0]
     if not isinstance(error, ModuleNotFoundError) or not module or module.startswith("speculant_"):
         return None

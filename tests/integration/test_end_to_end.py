@@ -23,13 +23,16 @@ from speculant_graph import (
     read_records,
     replay_of,
 )
+from speculant_graph.client import LocalDrafter
 from speculant_graph.client.placement import placed_at
+from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.errors import ConfigError, GenerationError, TokenizerMismatchError
 from speculant_graph.strategies import NGRAM_STRATEGIES
 from speculant_verifier.demo.corpus import standard_library_folder
 from speculant_verifier.demo.run import MODEL_FOLDER
 from speculant_verifier.model import TargetModel
 from speculant_verifier.results import GenerationResult
+from speculant_verifier.speculation.controller import DraftLengthController
 from support.processes import start_sidecar
 from support.tiny_models import byte_tokenizer
 
@@ -67,6 +70,17 @@ def test_drafts_from_a_graph_change_only_the_number_of_steps(
     assert [result.text for result in results] == plain
     assert sum(result.num_steps for result in results) < 2 * NUM_TOKENS
     assert [decoder.generate(prompt, SETTINGS).text for prompt in PROMPTS] == plain
+
+
+def test_text_is_learned_though_no_step_has_drafts(target: TargetModel, plain: list[str], monkeypatch) -> None:
+    monkeypatch.setattr(DraftLengthController, "budgets", lambda self, histories, limits: [0] * len(limits))
+    learned = LearnedStore(10_000)
+    drafter = LocalDrafter(None, DraftConfig(k=6), learned, vocabulary_size=target.vocabulary_size)
+    with SpeculativeDecoder(target=target, drafter=drafter) as decoder:
+        results = decoder.generate(PROMPTS, SETTINGS)
+    assert [result.text for result in results] == plain
+    assert sum(result.num_drafts for result in results) == 0
+    assert learned.num_tokens >= 2 * NUM_TOKENS
 
 
 def test_a_result_names_its_record(target: TargetModel, graph_file: Path, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ class WatchedDrafter:
         ids = [step.session_id for step in steps]
         if len(set(ids)) < len(ids):
             self.complaints.append("a session stands for several rows")
-        is_reading = not any(step.node_budget for step in steps)
+        is_reading = all(step.node_budget < 2 for step in steps)
         if not is_reading and self.rows is not None and self.rows != [list(step.token_ids) for step in steps]:
             self.complaints.append("rows are drafted for from other texts than theirs")
         for step in steps:

@@ -19,6 +19,8 @@ _Ids = NDArray[np.int32]
 READ_EVERY = 32
 """Number of steps without drafts after which the drafter reads all texts. It must be small enough that the tails of
 ended sequences, of 256 tokens, contain everything that was not read."""
+_FIRST = 1
+"""Budget of a session's first draft, up to which its text is a prompt, which is not learned."""
 _OVERLAP = 16
 """Number of known tokens by which a drafter recognises that a text continues a session's."""
 
@@ -30,7 +32,7 @@ class UnreadText:
         """Begin without text.
 
         Args:
-            drafter: reads the text; drafts with a budget of 0.
+            drafter: reads the text when drafts are requested, also with a budget of 0.
             tracker: the engine's sequences.
         """
         self._drafter, self._tracker = drafter, tracker
@@ -49,7 +51,7 @@ class UnreadText:
 
     def read(self, batch: Batch) -> None:
         """Read the texts of a running batch."""
-        self._drafter.draft_rows(batch, [0] * len(batch.session_ids))
+        self._drafter.draft_rows(batch, [_FIRST if is_new else 0 for is_new in self._tracker.are_new()])
         self.mark_read()
 
     def mark_read(self) -> None:
@@ -65,9 +67,10 @@ class UnreadText:
     def read_ended(self, ended: Sequence[UnreadRow]) -> None:
         """Read the ends of ended sequences."""
         prompts = {row.id: _prompt_of(row) for row in ended if row.read == 0}
-        for texts in (prompts, {row.id: text for row in ended if (text := _text_of(row)).size}):
-            if texts:  # the first text of a session is its prompt, which is not learned
-                self._drafter.draft_rows(Batch(list(texts), list(texts.values())), [0] * len(texts))
+        texts = {row.id: text for row in ended if (text := _text_of(row)).size}
+        for each, budget in ((prompts, _FIRST), (texts, 0)):
+            if each:
+                self._drafter.draft_rows(Batch(list(each), list(each.values())), [budget] * len(each))
 
 
 def _prompt_of(row: UnreadRow) -> _Ids:

@@ -156,8 +156,8 @@ class Drafting:
             for each in ended
             if each.has_session and len(each.token_ids) - max(each.num_shown, len(each.prompt)) >= _FEWEST_SHOWN
         ]
-        prompts = [  # not learned, but a session begins with its prompt
-            SequenceStep(each.session_id, [*each.request.draft_prefix, *each.prompt], 0)
+        prompts = [  # not learned: the text up to a session's first draft is its prompt
+            SequenceStep(each.session_id, [*each.request.draft_prefix, *each.prompt], 1, least_probability=1.0)
             for each in late
             if not each.num_shown
         ]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from speculant_graph import CostCurve, DraftConfig, LocalDrafter
 from speculant_graph._core import RowTracker
 from speculant_graph.budget import LearnedCost, StepPrices
+from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.engines.engine_sessions import GRAPHS, TENANT, EngineSessions
 from speculant_graph.engines.rows import DrafterRows
 from speculant_graph.strategies import NGRAM_STRATEGIES
@@ -94,6 +95,25 @@ def test_text_is_read_though_no_step_is_drafted_for(
     assert not sessions.counts.failed_steps
     ends = {tuple(text[-size:]) for text in drafter.ended for size in range(1, 257)}
     assert all(each.shown[-256:] in ends for each in runner.done if each.shown)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("prompt", [1, 40, 400])
+@pytest.mark.parametrize("output", [2, 60, 500])
+def test_text_is_learned_though_no_step_is_drafted_for(rows: int, prompt: int, output: int) -> None:
+    store = LearnedStore(100_000)
+    memory = store.memory("")
+    drafter = LocalDrafter(None, DraftConfig(), store, vocabulary_size=10_000)
+    sessions = EngineSessions(drafter, most_drafted=6, vocabulary_size=10_000, cost=LearnedCost())
+    assert sessions._budget is not None
+    sessions._budget.may_draft = lambda: False  # type: ignore[method-assign]
+    texts = np.arange(rows * (prompt + output), dtype=np.int32).reshape(rows, -1)
+    for size in range(prompt, prompt + output):
+        sessions.draft([text[:size] for text in texts], [6] * rows)
+    sessions.close()
+    assert sessions.counts.drafted_steps == sessions.counts.failed_steps == 0
+    # What was learned also has a few tokens of the prompt, and what a session begins with is its prompt.
+    assert len(memory.core) >= rows * (output - 1)
 
 
 @settings(max_examples=20)
