@@ -98,7 +98,7 @@ def run(arguments: Sequence[str]) -> int:
     present = _present(draft_model, settings.output, model) or (None if start is None else start.folder)
     records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
     if too_few := shortage(split(records)[1]):  # checked before the training
-        raise ConfigError(f"{too_few}; record more")
+        raise ConfigError(f"{too_few}, of {len(records)} requests in all; record more, of more documents")
     if start is not None and start.tenants is not None and records[0].tenant not in start.tenants:
         raise ConfigError("--continue-from names an adapter that learned another tenant's text; leave it out")
     verdict, digest = None, None
@@ -208,7 +208,8 @@ def _read(settings: TrainSettings) -> list[RequestRecord]:
     records = read_records(settings.records, tenant=settings.tenant) + replay
     if not records:
         whose = "" if settings.tenant is None else f" of tenant '{settings.tenant}'"
-        raise ConfigError(f"there are no records{whose} in {settings.records}; name the folder of --record (--records)")
+        fix = "name the folder of --record (--records)" if settings.tenant is None else "name another, or record first"
+        raise ConfigError(f"there are no records{whose} in {settings.records}", fix=fix)
     if (num_tenants := len({record.tenant for record in records})) > 1:
         raise ConfigError(f"the records belong to {num_tenants} tenants; name one with --tenant")
     return records
