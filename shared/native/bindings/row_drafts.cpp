@@ -60,8 +60,9 @@ void bind_rows(nb::module_& module) {
             self->rows.ids = ids;
             self->given = texts;
           },
-          "session_ids"_a, "texts"_a, nb::sig("def __init__(self, session_ids: collections.abc.Sequence[int], "
-                                              "texts: list[typing.Any]) -> None"),
+          "session_ids"_a, "texts"_a,
+          nb::sig("def __init__(self, session_ids: collections.abc.Sequence[int], "
+                  "texts: list[typing.Any]) -> None"),
           "Take known sequences and their whole texts.")
       .def_prop_ro(
           "session_ids", [](const Batch& self) { return self.rows.ids; }, "Per row, its sequence.")
