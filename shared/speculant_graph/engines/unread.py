@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph._core import Batch, RowTracker, UnreadRow
-from speculant_graph.types import RowDrafter
+from speculant_graph.types import DraftOptions, RowDrafter
 
 _Ids = NDArray[np.int32]
 
@@ -21,6 +21,7 @@ READ_EVERY = 32
 ended sequences, of 256 tokens, contain everything that was not read."""
 _FIRST = 1
 """Budget of a session's first draft, up to which its text is a prompt, which is not learned."""
+_CHEAP = DraftOptions(omit_neural=True)
 _OVERLAP = 16
 """Number of known tokens by which a drafter recognises that a text continues a session's."""
 
@@ -51,7 +52,7 @@ class UnreadText:
 
     def read(self, batch: Batch) -> None:
         """Read the texts of a running batch."""
-        self._drafter.draft_rows(batch, [_FIRST if is_new else 0 for is_new in self._tracker.are_new()])
+        self._drafter.draft_rows(batch, [_FIRST if new else 0 for new in self._tracker.are_new()], None, _CHEAP)
         self.mark_read()
 
     def mark_read(self) -> None:
@@ -70,7 +71,7 @@ class UnreadText:
         texts = {row.id: text for row in ended if (text := _text_of(row)).size}
         for each, budget in ((prompts, _FIRST), (texts, 0)):
             if each:
-                self._drafter.draft_rows(Batch(list(each), list(each.values())), [budget] * len(each))
+                self._drafter.draft_rows(Batch(list(each), list(each.values())), [budget] * len(each), None, _CHEAP)
 
 
 def _prompt_of(row: UnreadRow) -> _Ids:
