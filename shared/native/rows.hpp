@@ -38,7 +38,7 @@ struct MatchedRows {
   std::vector<std::uint64_t> ids;    // per row, its sequence
   std::vector<std::uint32_t> begun;  // rows that begin a sequence
   std::vector<std::uint64_t> ended;  // sequences that no row continues
-  std::vector<UnreadRow> unread;     // those of them whose drafter has not read all of their text
+  std::vector<UnreadRow> unread;     // ended sequences with text that the drafter has not read
   std::uint64_t num_new = 0;         // new tokens of continued sequences
 };
 

@@ -17,8 +17,8 @@ from speculant_graph.types import DraftOptions, RowDrafter
 _Ids = NDArray[np.int32]
 
 READ_EVERY = 32
-"""Number of steps without drafts after which the drafter reads all texts. It must be small enough that the tails of
-ended sequences, of 256 tokens, contain everything that was not read."""
+"""Number of steps without drafts after which the drafter reads all texts. There are two upper bounds: the core learns
+only the last 32 tokens of a session's first text, and the kept tails of ended sequences have 256 tokens."""
 _FIRST = 1
 """Budget of a session's first draft, up to which its text is a prompt, which is not learned."""
 _CHEAP = DraftOptions(omit_neural=True)

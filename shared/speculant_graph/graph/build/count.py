@@ -40,7 +40,7 @@ _MARGIN_BYTES = 64_000_000  # for the interpreter and its threads
 
 @dataclass(frozen=True, slots=True)
 class CountJob:
-    """A token stream to count, and the means for it."""
+    """A token stream to count, with the layout and limits of the count."""
 
     token_ids: UInt32Array
     """The stream, shape ``[num_tokens]``, with document separators if there are boundaries."""

@@ -112,7 +112,7 @@ def test_text_is_learned_though_no_step_is_drafted_for(rows: int, prompt: int, o
         sessions.draft([text[:size] for text in texts], [6] * rows)
     sessions.close()
     assert sessions.counts.drafted_steps == sessions.counts.failed_steps == 0
-    # What was learned also has a few tokens of the prompt, and what a session begins with is its prompt.
+    # Learned text includes a few tokens of the prompt.
     assert len(memory.core) >= rows * (output - 1)
 
 
