@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph._core import Batch, RowTracker, UnreadRow
-from speculant_graph.types import DraftOptions, RowDrafter
+from speculant_graph.engines.rows import RowDrafter
+from speculant_graph.types import DraftOptions
 
 _Ids = NDArray[np.int32]
 
@@ -33,7 +34,7 @@ class UnreadText:
         """Begin without text.
 
         Args:
-            drafter: reads the text when drafts are requested, also with a budget of 0.
+            drafter: reads the text.
             tracker: the engine's sequences.
         """
         self._drafter, self._tracker = drafter, tracker
@@ -52,7 +53,7 @@ class UnreadText:
 
     def read(self, batch: Batch) -> None:
         """Read the texts of a running batch."""
-        self._drafter.draft_rows(batch, [_FIRST if new else 0 for new in self._tracker.are_new()], None, _CHEAP)
+        self._drafter.read_rows(batch, [_FIRST if new else 0 for new in self._tracker.are_new()], _CHEAP)
         self.mark_read()
 
     def mark_read(self) -> None:
@@ -71,7 +72,7 @@ class UnreadText:
         texts = {row.id: text for row in ended if (text := _text_of(row)).size}
         for each, budget in ((prompts, _FIRST), (texts, 0)):
             if each:
-                self._drafter.draft_rows(Batch(list(each), list(each.values())), [budget] * len(each), None, _CHEAP)
+                self._drafter.read_rows(Batch(list(each), list(each.values())), [budget] * len(each), _CHEAP)
 
 
 def _prompt_of(row: UnreadRow) -> _Ids:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,15 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_graph import CostCurve, DraftConfig, LocalDrafter
-from speculant_graph._core import RowTracker
+from speculant_graph._core import Batch, RowTracker
 from speculant_graph.budget import LearnedCost, StepPrices
+from speculant_graph.client import DrafterClient, SidecarFleet
+from speculant_graph.config import ClientConfig
 from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.engines.engine_sessions import GRAPHS, TENANT, EngineSessions
-from speculant_graph.engines.rows import DrafterRows
+from speculant_graph.engines.rows import DrafterRows, RowDrafter
 from speculant_graph.strategies import NGRAM_STRATEGIES
-from speculant_graph.types import RowDrafter
+from speculant_graph.types import DraftOptions
 from support.engine_runner import EngineRunner, Request, WatchedDrafter
 from support.graphs import graph_of
+from support.server import graph_file, serving
 
 _VOCABULARY = 40
 _PHRASES = [list(range(start, start + 5)) for start in (5, 20, 30)]
@@ -104,6 +109,48 @@ def test_text_is_learned_though_no_step_is_drafted_for(rows: int, prompt: int, o
     store = LearnedStore(100_000)
     memory = store.memory("")
     drafter = LocalDrafter(None, DraftConfig(), store, vocabulary_size=10_000)
+    _decode_without_drafts(drafter, rows, prompt, output)
+    # Learned text includes a few tokens of the prompt.
+    assert len(memory.core) >= rows * (output - 1)
+
+
+@pytest.mark.parametrize("num_sidecars", [1, 2])
+def test_sidecars_learn_text_though_no_step_is_drafted_for(num_sidecars: int, tmp_path: Path) -> None:
+    rows, output = 8, 100
+    with ExitStack() as stack:
+        servers = []
+        for number in range(num_sidecars):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            graph_path = graph_file(folder / "graph.pkl", [1, 2, 3], 10_000)
+            servers.append(stack.enter_context(serving(graph_path, folder)))
+        config = ClientConfig(address=",".join(each.address for each in servers), deadline_ms=5_000.0)
+        client = SidecarFleet(config, tokenizer=None, draft=DraftConfig())
+        _decode_without_drafts(DrafterRows(client), rows, 40, output)
+        assert not client.statistics.failed_steps
+        # Learned text includes a few tokens of the prompt, but not most of it.
+        assert rows * (output - 1) <= sum(each.metrics()["learned_tokens"] for each in servers) <= rows * (output + 32)
+
+
+def test_a_step_without_drafts_waits_for_no_sidecar() -> None:
+    config = ClientConfig(address="unix:///nowhere/drafter.sock", deadline_ms=50.0)
+    client = DrafterClient(config, tokenizer=None, draft=DraftConfig())
+    submit, waited = client.submit, []
+
+    def watched(steps: Any, finished: Any) -> Any:
+        collect = submit(steps, lambda: None)  # no answer is ever reported
+        return lambda: waited.append(collect())
+
+    client.submit = watched  # type: ignore[method-assign]
+    rows = DrafterRows(client)
+    rows.read_rows(Batch([1], [np.arange(9, dtype=np.int32)]), [1], DraftOptions())
+    rows.finish(1)
+    assert not waited
+    rows.close()
+    assert len(waited) == 1
+
+
+def _decode_without_drafts(drafter: RowDrafter, rows: int, prompt: int, output: int) -> None:
     sessions = EngineSessions(drafter, most_drafted=6, vocabulary_size=10_000, cost=LearnedCost())
     assert sessions._budget is not None
     sessions._budget.may_draft = lambda: False  # type: ignore[method-assign]
@@ -112,8 +159,6 @@ def test_text_is_learned_though_no_step_is_drafted_for(rows: int, prompt: int, o
         sessions.draft([text[:size] for text in texts], [6] * rows)
     sessions.close()
     assert sessions.counts.drafted_steps == sessions.counts.failed_steps == 0
-    # Learned text includes a few tokens of the prompt.
-    assert len(memory.core) >= rows * (output - 1)
 
 
 @settings(max_examples=20)
