@@ -122,7 +122,7 @@ class LocalDrafter:
         prices: StepPrices | None = None,
         options: DraftOptions = DEFAULT_OPTIONS,
     ) -> RowDrafts:
-        """Draft for an engine's batch in one call of the core; see :class:`~speculant_graph.engines.rows.RowDrafter`."""
+        """Draft for an engine's batch; see :class:`~speculant_graph.engines.rows.RowDrafter`."""
         settings = self._settings if options is DEFAULT_OPTIONS else self._drafter.settings(options)
         if prices is None:
             return self._drafter.steps.draft_rows(batch, budgets, settings, 0.0, None, 0.0)
