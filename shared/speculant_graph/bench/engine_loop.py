@@ -60,8 +60,8 @@ class BenchEngineLoopSettings(ReportingSettings):
     graph_path: CliVariadicArg[GraphPaths] = []  # noqa: RUF012
     """Draft from this graph file, or from up to four as layers, instead of counting a corpus."""
     curve: str = "gptoss-h100"
-    """Pass times: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', a shape ('dense', 'cpu-moe', 'moe'; 10 ms for one
-    token), or a file such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token."""
+    """Pass times: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', a shape ('flat', 'dense', 'cpu-moe', 'moe'; 10 ms
+    for one token), or a file such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token."""
     rows: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
     """Numbers of sequences decoded together, separated by commas. By default, numbers above a file's traces are
     skipped."""
