@@ -60,10 +60,10 @@ MatchedRows RowTracker::match(std::span<const Row> rows) {
   return matched;
 }
 
-std::vector<bool> RowTracker::are_new() const {
-  std::vector<bool> are_new;
-  for (const Tracked& tracked : tracked_) are_new.push_back(tracked.read == 0);
-  return are_new;
+std::vector<std::size_t> RowTracker::prompt_lengths() const {
+  std::vector<std::size_t> lengths;
+  for (const Tracked& tracked : tracked_) lengths.push_back(tracked.read == 0 ? tracked.begun : 0);
+  return lengths;
 }
 
 void RowTracker::mark_read() {

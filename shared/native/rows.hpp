@@ -51,8 +51,8 @@ class RowTracker {
   MatchedRows match(std::span<const Row> rows);
   /// Record that the drafter has read the texts of the latest batch.
   void mark_read();
-  /// For each row of the latest batch, whether its text was never read.
-  std::vector<bool> are_new() const;
+  /// For each row of the latest batch that was never read, the length of its text when it began; 0 for other rows.
+  std::vector<std::size_t> prompt_lengths() const;
 
  private:
   struct Tracked {

@@ -450,8 +450,10 @@ class RowTracker:
         ``texts``: whole texts, including prompts. ``names``: names of their requests, if the engine names them.
         """
 
-    def are_new(self) -> list[bool]:
-        """For each row of the latest batch, whether its text was never read."""
+    def prompt_lengths(self) -> list[int]:
+        """
+        For each row of the latest batch that was never read, the length of its text when it began; otherwise 0.
+        """
 
     def mark_read(self) -> None:
         """Record that the drafter has read the texts of the latest batch."""

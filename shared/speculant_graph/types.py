@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from speculant_graph._core import Batch, RowDrafts
+    from speculant_graph.budget import StepPrices
+
 TokenId = int
 """Index into a tokenizer's vocabulary."""
 
@@ -310,6 +313,43 @@ class PassReport:
 
     seconds: float
     """Duration of the target's pass, in seconds."""
+
+
+class RowDrafter(Protocol):
+    """A drafter for all rows of an engine's batch, with columnar inputs and outputs. It may raise any exception."""
+
+    @property
+    def state(self) -> DrafterState:
+        """Whether the drafter answered the last step."""
+
+    @property
+    def statistics(self) -> DrafterStatistics:
+        """Counts since the drafter was made."""
+
+    def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
+        """Begin a session for a sequence; see :class:`Drafter`."""
+
+    def draft_rows(
+        self,
+        batch: Batch,
+        budgets: list[int],
+        prices: StepPrices | None = None,
+        options: DraftOptions = DEFAULT_OPTIONS,
+    ) -> RowDrafts:
+        """Draft for a batch, and keep only nodes that pay off.
+
+        Args:
+            batch: the rows, whose sessions are open.
+            budgets: per row, the maximum number of nodes.
+            prices: the gain that a node must exceed; None keeps whole drafts.
+            options: drafting options.
+        """
+
+    def finish(self, session_id: int) -> None:
+        """End a session and free its memory. Unknown ids are ignored."""
+
+    def close(self) -> None:
+        """Free sockets and threads. The drafter can't be used afterwards."""
 
 
 class Drafter(Protocol):

@@ -106,7 +106,8 @@ void bind_rows(nb::module_& module) {
                   "names: collections.abc.Sequence[str] | None) -> Batch"),
           "Return the sequences of all rows.\n\n"
           "``texts``: whole texts, including prompts. ``names``: names of their requests, if the engine names them.")
-      .def("are_new", &RowTracker::are_new, "For each row of the latest batch, whether its text was never read.")
+      .def("prompt_lengths", &RowTracker::prompt_lengths,
+           "For each row of the latest batch that was never read, the length of its text when it began; otherwise 0.")
       .def("mark_read", &RowTracker::mark_read, "Record that the drafter has read the texts of the latest batch.");
   module.def(
       "best_size",

@@ -341,18 +341,9 @@ class DrafterClient:
 
 def blocking(submit: Callable[[Callable[[], None]], Callable[[], _T]], timeout_s: float) -> _T:
     """Submit a call, wait for its end or the timeout, and collect the result; see :meth:`DrafterClient.submit_open`."""
-    return begun(submit, timeout_s)()
-
-
-def begun(submit: Callable[[Callable[[], None]], Callable[[], _T]], timeout_s: float) -> Callable[[], _T]:
-    """Submit a call; return a function that waits for its end or the timeout, and collects the result."""
     deadline_s = time.monotonic() + timeout_s
     lock = threading.Lock()  # the quickest way to wake a thread
     lock.acquire()
     collect = submit(lock.release)
-
-    def wait() -> _T:
-        lock.acquire(timeout=max(deadline_s - time.monotonic(), 0.0))
-        return collect()
-
-    return wait
+    lock.acquire(timeout=max(deadline_s - time.monotonic(), 0.0))
+    return collect()

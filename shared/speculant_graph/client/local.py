@@ -122,17 +122,13 @@ class LocalDrafter:
         prices: StepPrices | None = None,
         options: DraftOptions = DEFAULT_OPTIONS,
     ) -> RowDrafts:
-        """Draft for an engine's batch; see :class:`~speculant_graph.engines.rows.RowDrafter`."""
+        """Draft for the rows of an engine's batch in one call of the C++ core; see :class:`RowDrafter`."""
         settings = self._settings if options is DEFAULT_OPTIONS else self._drafter.settings(options)
         if prices is None:
             return self._drafter.steps.draft_rows(batch, budgets, settings, 0.0, None, 0.0)
         return self._drafter.steps.draft_rows(
             batch, budgets, settings, prices.least_probability, prices.seconds, prices.rate
         )
-
-    def read_rows(self, batch: Batch, budgets: list[int], options: DraftOptions) -> None:
-        """Read the texts of an engine's batch; see :class:`~speculant_graph.engines.rows.RowDrafter`."""
-        self.draft_rows(batch, budgets, None, options)
 
     def observe(self, report: PassReport) -> float:
         """Ignore the report and return 0, because drafting takes little time."""

@@ -16,7 +16,6 @@ from loguru import logger
 
 from speculant_graph._core import Batch, RowDrafts, RowTracker
 from speculant_graph.budget import NeuralChoice, PassCost, StepBudget
-from speculant_graph.engines.rows import RowDrafter
 from speculant_graph.engines.unread import UnreadText
 from speculant_graph.errors import SpeculantError
 from speculant_graph.types import (
@@ -25,6 +24,7 @@ from speculant_graph.types import (
     DrafterState,
     DrafterStatistics,
     DraftOptions,
+    RowDrafter,
     SessionOptions,
 )
 

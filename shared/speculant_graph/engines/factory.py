@@ -11,12 +11,12 @@ from loguru import logger
 from speculant_graph.budget import LearnedCost
 from speculant_graph.config import ClientConfig, DraftConfig, FoldConfig, NgramDraftConfig
 from speculant_graph.engines.engine_sessions import EngineSessions
-from speculant_graph.engines.rows import DrafterRows, RowDrafter
+from speculant_graph.engines.rows import DrafterRows
 from speculant_graph.errors import ConfigError
 from speculant_graph.settings import CommandSettings, GraphPaths, load_settings
 from speculant_graph.similar import question
 from speculant_graph.strategies import STRATEGIES
-from speculant_graph.types import Drafter, Fingerprint
+from speculant_graph.types import Drafter, Fingerprint, RowDrafter
 
 if TYPE_CHECKING:
     from speculant_graph.client.local import LocalDrafter

@@ -12,17 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from speculant_graph._core import Batch, RowTracker, UnreadRow
-from speculant_graph.engines.rows import RowDrafter
-from speculant_graph.types import DraftOptions
+from speculant_graph.types import DraftOptions, RowDrafter
 
 _Ids = NDArray[np.int32]
 
-READ_EVERY = 32
-"""Number of steps without drafts after which the drafter reads all texts. There are two upper bounds: the core learns
-only the last 32 tokens of a session's first text, and the kept tails of ended sequences have 256 tokens."""
-_FIRST = 1
-"""Budget of a session's first draft, up to which its text is a prompt, which is not learned."""
-_CHEAP = DraftOptions(omit_neural=True)
+READ_EVERY = 128
+"""Number of steps without drafts after which the drafter reads all texts. The kept tails of ended sequences, which have
+256 tokens, must contain the text of this many steps."""
+_READING = DraftOptions(omit_neural=True)
+_BUDGET = 1
+"""Budget of every reading. The text up to a session's first draft is its prompt, which is not learned."""
 _OVERLAP = 16
 """Number of known tokens by which a drafter recognises that a text continues a session's."""
 
@@ -34,7 +33,7 @@ class UnreadText:
         """Begin without text.
 
         Args:
-            drafter: reads the text.
+            drafter: reads the text when drafts are requested.
             tracker: the engine's sequences.
         """
         self._drafter, self._tracker = drafter, tracker
@@ -53,12 +52,17 @@ class UnreadText:
 
     def read(self, batch: Batch) -> None:
         """Read the texts of a running batch."""
-        self._drafter.read_rows(batch, [_FIRST if new else 0 for new in self._tracker.are_new()], _CHEAP)
+        lengths = zip(batch.session_ids, batch.texts, self._tracker.prompt_lengths(), strict=True)
+        prompts = {session_id: text[:length] for session_id, text, length in lengths if length}
+        if prompts:
+            self._read(Batch(list(prompts), list(prompts.values())))
+        self._read(batch)
         self.mark_read()
 
     def mark_read(self) -> None:
-        """Record that the drafter has read the texts of the latest batch."""
-        self._tracker.mark_read()
+        """Record that the drafter has read the texts of the latest batch, unless it failed."""
+        if self._drafter.state == "ok":
+            self._tracker.mark_read()
         self._num_steps = 0
 
     def take_ended(self) -> list[UnreadRow]:
@@ -70,9 +74,12 @@ class UnreadText:
         """Read the ends of ended sequences."""
         prompts = {row.id: _prompt_of(row) for row in ended if row.read == 0}
         texts = {row.id: text for row in ended if (text := _text_of(row)).size}
-        for each, budget in ((prompts, _FIRST), (texts, 0)):
+        for each in (prompts, texts):
             if each:
-                self._drafter.read_rows(Batch(list(each), list(each.values())), [budget] * len(each), _CHEAP)
+                self._read(Batch(list(each), list(each.values())))
+
+    def _read(self, batch: Batch) -> None:
+        self._drafter.draft_rows(batch, [_BUDGET] * len(batch.session_ids), None, _READING)
 
 
 def _prompt_of(row: UnreadRow) -> _Ids:

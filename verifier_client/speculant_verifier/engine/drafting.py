@@ -35,6 +35,7 @@ _FEWEST_NODES = 4
 """Limit on drafted nodes that is not reduced further, however short memory is."""
 _FEWEST_SHOWN = 16
 """Number of new tokens at the end of a sequence that are worth a message to the drafter."""
+_READING = DraftOptions(omit_neural=True)
 _SIBLINGS: dict[RuleName, SiblingsName] = {"tree-wor": "without-replacement", "tree-iid": "independent"}
 
 
@@ -124,7 +125,9 @@ class Drafting:
         shallow: list[Sequence[int]] = [()] * len(sequences)
         answer = self._ask(steps) if steps else []
         for index, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
-            sequences[index].feedback, sequences[index].num_shown = None, len(sequences[index].token_ids)
+            sequences[index].feedback = None
+            if self._drafter.state == "ok":
+                sequences[index].num_shown = len(sequences[index].token_ids)
             looks_at_q = sequences[index].config.rule in WANTS_PROPOSALS
             shallow[index] = self._usable_nodes(draft, deepest[index], looks_at_q=looks_at_q)
             drafts[index] = draft.part(shallow[index])
@@ -157,7 +160,13 @@ class Drafting:
             if each.has_session and len(each.token_ids) - max(each.num_shown, len(each.prompt)) >= _FEWEST_SHOWN
         ]
         prompts = [  # not learned: the text up to a session's first draft is its prompt
-            SequenceStep(each.session_id, [*each.request.draft_prefix, *each.prompt], 1, least_probability=1.0)
+            SequenceStep(
+                each.session_id,
+                [*each.request.draft_prefix, *each.prompt],
+                1,
+                options=_READING,
+                least_probability=1.0,
+            )
             for each in late
             if not each.num_shown
         ]

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speculant_graph import CostCurve, DraftConfig, LocalDrafter
-from speculant_graph._core import Batch, RowTracker
+from speculant_graph._core import Batch, RowDrafts, RowTracker
 from speculant_graph.budget import LearnedCost, StepPrices
-from speculant_graph.client import DrafterClient, SidecarFleet
+from speculant_graph.client import SidecarFleet
 from speculant_graph.config import ClientConfig
 from speculant_graph.draft.learning.learned_store import LearnedStore
 from speculant_graph.engines.engine_sessions import GRAPHS, TENANT, EngineSessions
-from speculant_graph.engines.rows import DrafterRows, RowDrafter
+from speculant_graph.engines.rows import DrafterRows
 from speculant_graph.strategies import NGRAM_STRATEGIES
-from speculant_graph.types import DraftOptions
+from speculant_graph.types import RowDrafter
 from support.engine_runner import EngineRunner, Request, WatchedDrafter
 from support.graphs import graph_of
 from support.server import graph_file, serving
@@ -114,6 +114,23 @@ def test_text_is_learned_though_no_step_is_drafted_for(rows: int, prompt: int, o
     assert len(memory.core) >= rows * (output - 1)
 
 
+def test_text_is_learned_though_a_drafter_failed_at_first() -> None:
+    class Failing(LocalDrafter):
+        num_failures = 2
+
+        def draft_rows(self, batch: Batch, *arguments: Any, **more: Any) -> RowDrafts:
+            self.num_failures -= 1
+            self.state = "unavailable" if self.num_failures >= 0 else "ok"
+            if self.state == "ok":
+                return super().draft_rows(batch, *arguments, **more)
+            return RowDrafts([0] * len(batch.session_ids), [], [], [])
+
+    store, output = LearnedStore(100_000), 300
+    memory = store.memory("")
+    _decode_without_drafts(Failing(None, DraftConfig(), store, vocabulary_size=10_000), 8, 40, output)
+    assert len(memory.core) >= 8 * (output - 1)
+
+
 @pytest.mark.parametrize("num_sidecars", [1, 2])
 def test_sidecars_learn_text_though_no_step_is_drafted_for(num_sidecars: int, tmp_path: Path) -> None:
     rows, output = 8, 100
@@ -130,24 +147,6 @@ def test_sidecars_learn_text_though_no_step_is_drafted_for(num_sidecars: int, tm
         assert not client.statistics.failed_steps
         # Learned text includes a few tokens of the prompt, but not most of it.
         assert rows * (output - 1) <= sum(each.metrics()["learned_tokens"] for each in servers) <= rows * (output + 32)
-
-
-def test_a_step_without_drafts_waits_for_no_sidecar() -> None:
-    config = ClientConfig(address="unix:///nowhere/drafter.sock", deadline_ms=50.0)
-    client = DrafterClient(config, tokenizer=None, draft=DraftConfig())
-    submit, waited = client.submit, []
-
-    def watched(steps: Any, finished: Any) -> Any:
-        collect = submit(steps, lambda: None)  # no answer is ever reported
-        return lambda: waited.append(collect())
-
-    client.submit = watched  # type: ignore[method-assign]
-    rows = DrafterRows(client)
-    rows.read_rows(Batch([1], [np.arange(9, dtype=np.int32)]), [1], DraftOptions())
-    rows.finish(1)
-    assert not waited
-    rows.close()
-    assert len(waited) == 1
 
 
 def _decode_without_drafts(drafter: RowDrafter, rows: int, prompt: int, output: int) -> None:
