@@ -9,34 +9,46 @@ namespace {
 // Number of last tokens that must agree for a row to be recognised. Two requests rarely share this many at the same
 // position. A guess: if it happens, drafts are worse and the text is the same.
 constexpr std::size_t kTail = 256;
+// The same for a sequence in its former row. Fewer, because between two passes the caches are cold.
+constexpr std::size_t kTailInPlace = 32;
 
 }  // namespace
 
-bool RowTracker::continues(const Row& row, const Tracked& former) const {
+bool RowTracker::continues(const Row& row, const Tracked& former, std::size_t num_compared) const {
   if (former.id == 0 || row.name != former.name || row.text.size() < former.size) return false;
   if (!row.name.empty()) return true;  // the engine identifies it
   if (row.text.size() > former.size + most_new_) return false;
-  return std::equal(former.tail.begin(), former.tail.end(), row.text.data() + former.size - former.tail.size());
+  const std::size_t count = std::min(num_compared, former.tail.size());
+  return std::equal(former.tail.end() - static_cast<std::ptrdiff_t>(count), former.tail.end(),
+                    row.text.data() + former.size - count);
+}
+
+void RowTracker::Tracked::extend(std::span<const std::int32_t> text) {
+  const auto added = text.last(std::min(text.size() - size, kTail));
+  if (tail.size() + added.size() > 2 * kTail) tail.erase(tail.begin(), tail.end() - kTail);
+  tail.insert(tail.end(), added.begin(), added.end());
+  size = text.size();
 }
 
 MatchedRows RowTracker::match(std::span<const Row> rows) {
   MatchedRows matched;
-  std::vector<Tracked> now(rows.size());
-  const auto take = [](Tracked& former) { return std::exchange(former, {}); };
-  for (std::size_t index = 0; index < std::min(rows.size(), tracked_.size()); ++index) {
-    if (continues(rows[index], tracked_[index])) now[index] = take(tracked_[index]);
+  std::vector<Tracked> former(rows.size());
+  former.swap(tracked_);  // most rows keep their sequences
+  const std::size_t num_common = std::min(rows.size(), former.size());
+  for (std::size_t index = 0; index < num_common; ++index) {
+    if (continues(rows[index], former[index], kTailInPlace)) std::swap(tracked_[index], former[index]);
   }
   for (std::size_t index = 0; index < rows.size(); ++index) {
     const Row& row = rows[index];
-    Tracked& tracked = now[index];
+    Tracked& tracked = tracked_[index];
     if (tracked.id == 0) {
       Tracked* longest = nullptr;
-      for (Tracked& former : tracked_) {
-        if (former.id != 0 && (longest == nullptr || former.size > longest->size) && continues(row, former)) {
-          longest = &former;
+      for (Tracked& each : former) {
+        if (each.id != 0 && (longest == nullptr || each.size > longest->size) && continues(row, each, kTail)) {
+          longest = &each;
         }
       }
-      if (longest != nullptr) tracked = take(*longest);
+      if (longest != nullptr) std::swap(tracked, *longest);
     }
     if (tracked.id == 0) {
       tracked = {.id = ++last_id_, .name = std::string(row.name), .begun = row.text.size()};
@@ -44,19 +56,18 @@ MatchedRows RowTracker::match(std::span<const Row> rows) {
     } else {
       matched.num_new += row.text.size() - tracked.size;
     }
-    tracked.size = row.text.size();
-    const auto tail = row.text.last(std::min(tracked.size, kTail));
-    tracked.tail.assign(tail.begin(), tail.end());
+    if (!row.name.empty()) tracked.size = 0, tracked.tail.clear();  // its tokens were not compared
+    tracked.extend(row.text);
     matched.ids.push_back(tracked.id);
   }
-  for (Tracked& former : tracked_) {
-    if (former.id == 0) continue;
-    matched.ended.push_back(former.id);
-    if (former.read < former.size) {
-      matched.unread.push_back({former.id, former.begun, former.read, former.size, std::move(former.tail)});
+  for (Tracked& each : former) {
+    if (each.id == 0) continue;
+    matched.ended.push_back(each.id);
+    if (each.read < each.size) {
+      if (each.tail.size() > kTail) each.tail.erase(each.tail.begin(), each.tail.end() - kTail);
+      matched.unread.push_back({each.id, each.begun, each.read, each.size, std::move(each.tail)});
     }
   }
-  tracked_ = std::move(now);
   return matched;
 }
 

@@ -59,9 +59,10 @@ class RowTracker {
     std::uint64_t id = 0;  // 0: taken by another row
     std::string name = {};
     std::size_t begun = 0, read = 0, size = 0;  // as in UnreadRow
-    std::vector<std::int32_t> tail = {};        // its last tokens
+    std::vector<std::int32_t> tail = {};        // its last tokens, at least as many as are compared
+    void extend(std::span<const std::int32_t> text);
   };
-  bool continues(const Row& row, const Tracked& former) const;
+  bool continues(const Row& row, const Tracked& former, std::size_t num_compared) const;
 
   std::size_t most_new_;
   std::uint64_t last_id_ = 0;

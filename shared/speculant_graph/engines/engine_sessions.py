@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from loguru import logger
@@ -224,8 +225,6 @@ class EngineSessions:
         if not num_rows:
             self._finish_kept()
             return no_drafts(0)
-        most = self._most
-        budgets = [most if each > most else each for each in capacities]
         if self._budget is not None and not self._budget.may_draft():
             self._pass = _Pass(num_rows)
             if self._unread.is_due():
@@ -233,6 +232,8 @@ class EngineSessions:
                 self._unread.read(batch)
             return no_drafts(num_rows)
         self._finish_kept()
+        most = self._most
+        budgets = [most if each > most else each for each in capacities]
         prices = None if self._budget is None else self._budget.prices(num_rows, num_rows * most)
         is_neural = self._choice is not None and self._choice.is_neural(num_rows)
         options = DEFAULT_OPTIONS if self._choice is None or is_neural else _WITHOUT_NEURAL
@@ -304,6 +305,7 @@ class EngineSessions:
         self.counts.failed_steps += 1
 
 
+@lru_cache(maxsize=256)
 def no_drafts(num_rows: int) -> RowDrafts:
     """Return an empty draft for each row."""
     return RowDrafts([0] * num_rows, [], [], [])
