@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from speculant_graph.errors import ConfigError
 from speculant_graph.similar import question
 from speculant_graph.validation_messages import humanise
 
+_SIZE = re.compile(r"\s*[0-9]*\.?[0-9]+\s*[A-Za-z]*\s*")
 _NO_FILE_ENCODINGS = frozenset({"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape"})
 
 
@@ -45,10 +46,13 @@ class Config(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_boolean_is_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _is_of_its_kind(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse values that pydantic would misread: true as 1, and 50% as 50 bytes."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
             raise ValueError("must not be true or false")
+        if annotation is ByteSize and isinstance(value, str) and not _SIZE.fullmatch(value):
+            raise ValueError("must be a number of bytes, such as 6GB")
         return value
 
 

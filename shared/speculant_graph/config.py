@@ -145,10 +145,12 @@ class VerifierConfig(Config):
     in the cache folder. If this is off, typical costs are assumed."""
     memory_budget: ByteSize = ByteSize(0)
     """Memory limit, such as 6GB, of the process, or of the GPU if the model runs on a GPU. Weights that do not fit are
-    streamed from the disk, or from this machine's memory. 0 uses nine tenths of the free memory."""
+    streamed from the disk, or from this machine's memory. 0 uses ``memory_fraction``."""
     host_budget: ByteSize = ByteSize(0)
     """Limit on this machine's memory, such as 20GB, for weights that are not in GPU memory. Weights beyond it are read
-    from the disk. 0 uses nine tenths of the free memory."""
+    from the disk. 0 uses ``memory_fraction``."""
+    memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """Fraction of the free memory, of a GPU and of this machine, that is used where no budget is set."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
     """Maximum number of decoder layers in memory. For a mixture of experts, it is the number of layers whose experts
     have space there. By default as many as fit."""

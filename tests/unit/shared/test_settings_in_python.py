@@ -7,6 +7,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+from pydantic import ByteSize
 
 from speculant_graph.base_config import Config
 from speculant_graph.config import DraftConfig, GenerationConfig, VerifierConfig
@@ -38,6 +39,9 @@ def test_settings_refuse_in_one_line_that_names_the_setting(section: str) -> Non
         assert refusal(kind, **{name: wrong}).field.startswith(f"{section}.{name}")
         if info.annotation is not bool and bool not in get_args(info.annotation):
             assert refusal(kind, **{name: True}).field == f"{section}.{name}"
+        if info.annotation is ByteSize:
+            for size in ("50%", "-1GB", "6GB or so", ""):
+                assert refusal(kind, **{name: size}).field == f"{section}.{name}"
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,7 @@ def test_budgets_of_every_tier(monkeypatch):
 
     assert planned().host_bytes is None
     assert planned(free=100_000).host_bytes == 90_000
+    assert planned(free=100_000, memory_fraction=0.5).host_bytes == 50_000
     assert planned(host_budget=50_000).host_bytes == 50_000
 
 

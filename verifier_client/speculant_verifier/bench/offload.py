@@ -32,7 +32,7 @@ class BenchOffloadSettings(ReportingSettings):
     """Decode recorded outputs with a model larger than a memory budget, and with the same model entirely in memory.
 
     It decodes plainly, with trees of at most --nodes nodes, and plainly with accelerate's disk offloading under the
-    same budget. With a draft model, the strategy specexec drafts trees of depth 16, with 64 nodes per draft pass. The
+    same budget. With a draft model, the strategy specexec drafts trees of depth --depth, with 64 nodes per draft pass. The
     exit status is 1 if a logit differs.
     """
 
@@ -50,6 +50,8 @@ class BenchOffloadSettings(ReportingSettings):
     """Memory limit of the process."""
     nodes: Annotated[list[int], COMMAS] = [16, 64, 256, 1024]  # noqa: RUF012 - every instance gets its own copy
     """Maximum numbers of nodes per tree, separated by commas."""
+    depth: Annotated[int, Field(ge=1, le=255)] = 16
+    """Maximum depth of a draft model's trees."""
     limit: Annotated[int, Field(ge=1)] = 4
     """Number of outputs to decode from each file."""
     max_tokens: Annotated[int, Field(ge=8)] = 200
@@ -65,7 +67,7 @@ def run(arguments: Sequence[str]) -> int:
         begin("writing random weights")
         plan = runs.OffloadPlan(
             Path(folder), settings.tokenizer, settings.draft_model.name, settings.family, int(settings.size),
-            int(settings.ram_budget), tuple(settings.nodes), *runs.workloads_of(settings),
+            int(settings.ram_budget), tuple(settings.nodes), settings.depth, *runs.workloads_of(settings),
         )  # fmt: skip
         _in_process(runs.write_weights, plan)
         figures: dict[str, Any] = {"budget_bytes": int(settings.ram_budget), "family": settings.family}

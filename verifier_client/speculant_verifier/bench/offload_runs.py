@@ -40,8 +40,8 @@ _VOCABULARY = 16_384
 _PLAIN_TOKENS = 16
 """Number of tokens decoded without drafts; a few suffice, because every token takes the same time."""
 _NUM_PASSES = 5
-_DEPTH, _BRANCHES = 16, 64
-"""Depth of a draft model's trees, and number of nodes per draft pass, as in SpecExec's paper."""
+_BRANCHES = 64
+"""Number of nodes per draft pass, as in SpecExec's paper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ class OffloadPlan:
     """Memory limit of a process in bytes."""
     nodes: tuple[int, ...]
     """Node budgets of the trees."""
+    depth: int
+    """Maximum depth of a draft model's trees."""
     workloads: Mapping[str, Sequence[BenchRequest]]
     """Recorded outputs."""
     vocabulary_size: int
@@ -229,7 +231,7 @@ def _decode(
     draft = DraftConfig(k=nodes, max_depth=min(255, max(24, nodes)))
     drafter: Drafter = LocalDrafter(None, draft, vocabulary_size=plan.vocabulary_size) if nodes else NullDrafter()
     if nodes and plan.draft_model:
-        draft = DraftConfig(k=nodes, strategy="specexec", max_depth=_DEPTH, max_branches=_BRANCHES)
+        draft = DraftConfig(k=nodes, strategy="specexec", max_depth=plan.depth, max_branches=_BRANCHES)
         verifier = VerifierConfig(dtype="bfloat16", max_batch_size=1)
         model = load_draft_model(DraftModelConfig(name=plan.draft_model), verifier, target)
         drafter = open_model_drafter(model, target, verifier, draft, None, None)

@@ -31,8 +31,6 @@ _LEAST_GB = 0.1
 """Sizes below this number of gigabytes are shown in megabytes."""
 _KV_SHARE = 0.4
 """Share of the reserved memory that the KV cache gets."""
-_FREE_SHARE = 0.9
-"""Share of the free memory that may be used if no budget is set."""
 _WIDEST = 256
 """Maximum number of nodes of a tree; larger trees have hardly ever helped."""
 _MOST_SLOTS = 4096
@@ -181,7 +179,7 @@ def plan_for(
     process = anonymous_bytes() if on_cpu else torch.cuda.memory_allocated(device)
     free = available_bytes() if on_cpu else torch.cuda.mem_get_info(device)[0]
     bound = int(verifier.memory_budget)
-    budget = bound or process + (_UNKNOWN if free is None else int(_FREE_SHARE * free))
+    budget = bound or process + (_UNKNOWN if free is None else int(verifier.memory_fraction * free))
     wanted = verifier.resident_layers
     # Without a budget there is no setting for the KV cache, which then uses the remaining memory.
     left = budget - process - (int(_RESERVED * budget) if bound else 0)
@@ -297,7 +295,7 @@ def _host_bytes(num_bytes: int, verifier: VerifierConfig) -> int | None:
     free = _UNKNOWN if available is None else available
     if num_bytes <= (int(verifier.host_budget) or free - anonymous_bytes()):
         return None
-    return int(verifier.host_budget) or int(_FREE_SHARE * free)
+    return int(verifier.host_budget) or int(verifier.memory_fraction * free)
 
 
 def _experts_of(model: PreTrainedModel, layer: nn.Module) -> list[tuple[str, nn.Module]]:
