@@ -30,6 +30,12 @@ void RowTracker::Tracked::extend(std::span<const std::int32_t> text) {
   size = text.size();
 }
 
+bool RowTracker::follow(std::size_t index, const Row& row) {
+  const bool is_same = continues(row, tracked_[index], kTailInPlace);
+  if (is_same) tracked_[index].extend(row.text);
+  return is_same;
+}
+
 MatchedRows RowTracker::match(std::span<const Row> rows) {
   MatchedRows matched;
   std::vector<Tracked> former(rows.size());

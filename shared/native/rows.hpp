@@ -49,6 +49,11 @@ class RowTracker {
 
   /// Find the sequence of every row of a whole batch, and store their texts.
   MatchedRows match(std::span<const Row> rows);
+  /// Number of rows of the latest batch.
+  std::size_t num_rows() const { return tracked_.size(); }
+  /// Store a row's text if the row continues its own sequence, and return whether it does. If every row does, this
+  /// replaces `match`, and if not, `match` must follow.
+  bool follow(std::size_t index, const Row& row);
   /// Record that the drafter has read the texts of the latest batch.
   void mark_read();
   /// For each row of the latest batch that was never read, the length of its text when it began; 0 for other rows.

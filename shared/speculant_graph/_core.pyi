@@ -450,6 +450,14 @@ class RowTracker:
         ``texts``: whole texts, including prompts. ``names``: names of their requests, if the engine names them.
         """
 
+    def follow(self, texts: list[Any]) -> bool:
+        """
+        Return whether every row continues its own sequence, and store the texts.
+
+        If they do, this replaces :meth:`match`, at a fraction of its time. Otherwise call :meth:`match` next.
+        ``texts``: whole texts of unnamed requests.
+        """
+
     def prompt_lengths(self) -> list[int]:
         """
         For each row of the latest batch that was never read, the length of its text when it began; otherwise 0.

@@ -106,6 +106,22 @@ void bind_rows(nb::module_& module) {
                   "names: collections.abc.Sequence[str] | None) -> Batch"),
           "Return the sequences of all rows.\n\n"
           "``texts``: whole texts, including prompts. ``names``: names of their requests, if the engine names them.")
+      .def(
+          "follow",
+          [](RowTracker& self, const nb::list& texts) {
+            if (texts.size() != self.num_rows()) return false;
+            std::vector<std::int32_t> copy;
+            for (std::size_t index = 0; index < texts.size(); ++index) {
+              const Text text(texts[index]);
+              copy.clear();
+              if (!self.follow(index, {text.ids(copy)})) return false;
+            }
+            return true;
+          },
+          "texts"_a, nb::sig("def follow(self, texts: list[typing.Any]) -> bool"),
+          "Return whether every row continues its own sequence, and store the texts.\n\n"
+          "If they do, this replaces :meth:`match`, at a fraction of its time. Otherwise call :meth:`match` next.\n"
+          "``texts``: whole texts of unnamed requests.")
       .def("prompt_lengths", &RowTracker::prompt_lengths,
            "For each row of the latest batch that was never read, the length of its text when it began; otherwise 0.")
       .def("mark_read", &RowTracker::mark_read, "Record that the drafter has read the texts of the latest batch.");

@@ -32,6 +32,11 @@ class Allowance:
             self._is_spent = self._seconds < 0.0
         return not self._is_spent
 
+    def num_rest(self) -> int:
+        """Return the number of passes during which drafts rest; 0 if they do not rest."""
+        missing_s = self._pass_s - self._seconds
+        return math.ceil(missing_s / (_SHARE * self._pass_s)) if self._is_spent and missing_s > 0.0 else 0
+
     def covers(self, seconds: float) -> bool:
         """Return whether the balance covers an expense, in seconds."""
         return self._seconds >= seconds

@@ -78,6 +78,10 @@ class StepBudget:
             return self._turns_left % 2 == 1
         return self._allowance.allows()
 
+    def num_rest(self) -> int:
+        """Return the number of passes for which :meth:`may_draft` will say no; 0 if unknown."""
+        return 0 if self._turns_left else self._allowance.num_rest()
+
     def prices(self, num_rows: int, most_nodes: int) -> StepPrices:
         """Return the prices of the next step.
 

@@ -35,6 +35,8 @@ _MOST_WARNINGS = 20
 _PREFIX = "speculant_"
 TENANT, GRAPHS = f"{_PREFIX}tenant", f"{_PREFIX}graphs"
 """Keys in a request's extra arguments, for its tenant and for its graphs (in the format of ``client.graph``)."""
+_LONGEST_REST = 32
+"""Maximum number of steps without drafts after which the budget and the unread text are looked at again."""
 _WITHOUT_NEURAL = DraftOptions(omit_neural=True)
 
 
@@ -111,6 +113,8 @@ class EngineSessions:
         self._tracker = RowTracker(most_drafted + 1)
         self._unread = UnreadText(drafter, self._tracker)
         self._pass: _Pass | None = None  # the running pass
+        self._num_resting = 0  # further steps without drafts, while the same sequences run
+        self._rest_s: list[float] = []  # seconds of the passes between these steps
         self._lock = threading.Lock()
         self._is_closed = False
         self._warned: set[str] = set()
@@ -161,6 +165,11 @@ class EngineSessions:
             try:
                 if self._is_closed:
                     drafts = no_drafts(len(texts))
+                elif self._num_resting and request_ids is None and not read_prompts and self._tracker.follow(texts):
+                    drafts = no_drafts(len(texts))
+                    self._num_resting -= 1
+                    if self._pass is not None:
+                        self._rest_s.append(started_s - self._pass.began_s)
                 else:
                     drafts = self._draft(texts, capacities, request_ids, tenants, graphs, started_s, read_prompts)
             except Exception as error:  # a drafter may be any code, and decoding must continue
@@ -205,6 +214,7 @@ class EngineSessions:
         started_s: float,
         read_prompts: bool,
     ) -> RowDrafts:
+        self._end_rest()
         batch = self._tracker.match(texts, request_ids)
         num_rows, former = len(texts), self._pass
         if batch.is_changed:
@@ -227,9 +237,11 @@ class EngineSessions:
             return no_drafts(0)
         if self._budget is not None and not self._budget.may_draft():
             self._pass = _Pass(num_rows)
-            if self._unread.is_due():
+            self._unread.add_steps(1)
+            if self._unread.is_due:
                 self._finish_kept()
                 self._unread.read(batch)
+            self._num_resting = min(_LONGEST_REST, max(0, self._budget.num_rest() - 1))
             return no_drafts(num_rows)
         self._finish_kept()
         most = self._most
@@ -246,6 +258,15 @@ class EngineSessions:
         self.counts.offered_tokens += drafts.num_nodes
         self._pass = _Pass(num_rows, drafts.num_nodes, drafts.num_drafted, is_neural=is_neural)
         return drafts
+
+    def _end_rest(self) -> None:
+        """Report the passes of a rest to the budget, all at once, because every line of Python costs time in a step."""
+        if self._rest_s and self._budget is not None and self._pass is not None:
+            for pass_s in self._rest_s:
+                self._budget.observe_plain(self._pass.num_rows, pass_s)
+            self._unread.add_steps(len(self._rest_s))
+        self._rest_s.clear()
+        self._num_resting = 0
 
     def _open(self, session_id: int, options: SessionOptions | None, graph: str | None) -> None:
         if graph is None:

@@ -17,8 +17,8 @@ from speculant_graph.types import DraftOptions, RowDrafter
 _Ids = NDArray[np.int32]
 
 READ_EVERY = 128
-"""Number of steps without drafts after which the drafter reads all texts. The kept tails of ended sequences, which have
-256 tokens, must contain the text of this many steps."""
+"""Number of steps without drafts after which the drafter reads all texts, at the end of a rest. The kept tails of ended
+sequences, which have 256 tokens, must contain the text of these steps."""
 _READING = DraftOptions(omit_neural=True)
 _BUDGET = 1
 """Budget of every reading. The text up to a session's first draft is its prompt, which is not learned."""
@@ -45,9 +45,13 @@ class UnreadText:
         self._ended += rows
         return {row.id for row in rows}
 
+    def add_steps(self, count: int) -> None:
+        """Count steps without drafts."""
+        self._num_steps += count
+
+    @property
     def is_due(self) -> bool:
-        """Count a step without drafts; return whether the drafter should read all texts."""
-        self._num_steps += 1
+        """Whether the drafter should read all texts."""
         return self._num_steps >= READ_EVERY
 
     def read(self, batch: Batch) -> None:

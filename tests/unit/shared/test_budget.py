@@ -131,6 +131,23 @@ def test_what_always_loses_loses_a_small_share(loss, share):
     assert 0.0 < lost / 2_000 < share
 
 
+@given(losses=st.lists(st.floats(0.0, 3.0), min_size=1, max_size=20))
+def test_rests_last_as_long_as_told(losses: list[float]) -> None:
+    allowance = Allowance(2.0)
+    allowance.add_pass(1.0)
+    for loss in losses:
+        while allowance.allows():
+            assert allowance.num_rest() == 0
+            allowance.add(-loss - 0.01)
+        num_rest = allowance.num_rest()
+        assert num_rest > 0
+        for _ in range(num_rest):
+            assert not allowance.allows()
+            allowance.add_pass(1.0)
+        allowance.add_pass(1.0)  # as sums are rounded
+        assert allowance.allows()
+
+
 def test_what_gains_is_not_ended_by_bad_luck():
     chance, allowance = np.random.default_rng(5), Allowance(4.0)
     num_allowed = 0

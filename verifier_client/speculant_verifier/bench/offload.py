@@ -32,8 +32,8 @@ class BenchOffloadSettings(ReportingSettings):
     """Decode recorded outputs with a model larger than a memory budget, and with the same model entirely in memory.
 
     It decodes plainly, with trees of at most --nodes nodes, and plainly with accelerate's disk offloading under the
-    same budget. With a draft model, the strategy specexec drafts trees of depth --depth, with 64 nodes per draft pass. The
-    exit status is 1 if a logit differs.
+    same budget. With a draft model, the strategy specexec drafts the trees, with 64 nodes per draft pass. The exit
+    status is 1 if a logit differs.
     """
 
     replay: CliVariadicArg[list[TypedPath]]

@@ -92,6 +92,7 @@ def test_text_is_read_though_no_step_is_drafted_for(
     sessions = EngineSessions(DrafterRows(drafter), most_drafted=6, vocabulary_size=_VOCABULARY, cost=LearnedCost())
     assert sessions._budget is not None
     sessions._budget.may_draft = lambda: chooser.random() < share  # type: ignore[method-assign]
+    sessions._budget.num_rest = lambda: chooser.choice((0, 1, 2, 40))  # type: ignore[method-assign]
     runner = EngineRunner(drafter, sessions, requests, batch=batch, seed=seed, tells_ids=tells_ids)
     runner.run()
     sessions.close()
@@ -153,11 +154,46 @@ def _decode_without_drafts(drafter: RowDrafter, rows: int, prompt: int, output: 
     sessions = EngineSessions(drafter, most_drafted=6, vocabulary_size=10_000, cost=LearnedCost())
     assert sessions._budget is not None
     sessions._budget.may_draft = lambda: False  # type: ignore[method-assign]
+    sessions._budget.num_rest = lambda: 100  # type: ignore[method-assign]
     texts = np.arange(rows * (prompt + output), dtype=np.int32).reshape(rows, -1)
     for size in range(prompt, prompt + output):
         sessions.draft([text[:size] for text in texts], [6] * rows)
     sessions.close()
     assert sessions.counts.drafted_steps == sessions.counts.failed_steps == 0
+
+
+@settings(max_examples=50)
+@given(seed=st.integers(0, 1 << 30), share=st.sampled_from([0.0, 0.05, 0.5]), largest_step=st.sampled_from([1, 4]))
+def test_rows_that_are_followed_are_those_that_match(seed: int, share: float, largest_step: int) -> None:
+    """Follow rows where possible; the other tracker matches every batch."""
+    chooser = random.Random(seed)
+    tracker, oracle = RowTracker(4), RowTracker(4)
+    prompts = [_text(chooser, length) for length in (1, 1, 40, 300)]
+    rows = [list(chooser.choice(prompts)) for _ in range(5)]
+    ids: list[int] = []
+    for step in range(300):
+        for row in rows:
+            row += _text(chooser, chooser.randint(1, largest_step))
+        if chooser.random() < share:  # a row ends, moves or begins
+            index = chooser.randrange(len(rows))
+            rows[index] = chooser.choice((list(chooser.choice(prompts)), rows[-1]))
+            rows = rows[: chooser.choice((4, 5))] + [list(prompts[2])] * chooser.randrange(2)
+            rows = [list(row) for row in rows]
+        if chooser.random() < 0.01:
+            tracker.mark_read()
+            oracle.mark_read()
+        wanted = oracle.match(list(rows), None)
+        if step % 40 and tracker.follow(list(rows)):
+            assert not wanted.is_changed
+            assert wanted.session_ids == ids
+            continue
+        found = tracker.match(list(rows), None)
+        ids = found.session_ids
+        assert ids == wanted.session_ids
+        assert (found.begun, found.ended) == (wanted.begun, wanted.ended)
+        kept = [[(row.id, row.begun, row.read, row.size, row.tail) for row in each.unread] for each in (found, wanted)]
+        assert kept[0] == kept[1]
+        assert tracker.prompt_lengths() == oracle.prompt_lengths()
 
 
 @settings(max_examples=20)
