@@ -6,10 +6,10 @@
 namespace speculant {
 namespace {
 
-// Number of last tokens that must agree for a row to be recognised. Two requests rarely share this many at the same
-// position. A guess: if it happens, drafts are worse and the text is the same.
+// Number of last tokens that are kept, and that must agree for a sequence to be recognised in another row. Two requests
+// rarely share this many at the same position. A guess: if it happens, drafts are worse and the text is the same.
 constexpr std::size_t kTail = 256;
-// The same for a sequence in its former row. Fewer, because between two passes the caches are cold.
+// Number of last tokens that must agree in the same row. Fewer, because between two passes the caches are cold.
 constexpr std::size_t kTailInPlace = 32;
 
 }  // namespace
@@ -81,6 +81,12 @@ std::vector<std::size_t> RowTracker::prompt_lengths() const {
   std::vector<std::size_t> lengths;
   for (const Tracked& tracked : tracked_) lengths.push_back(tracked.read == 0 ? tracked.begun : 0);
   return lengths;
+}
+
+void RowTracker::mark_prompts_read() {
+  for (Tracked& tracked : tracked_) {
+    if (tracked.read == 0) tracked.read = tracked.begun;
+  }
 }
 
 void RowTracker::mark_read() {

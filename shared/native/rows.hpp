@@ -51,11 +51,13 @@ class RowTracker {
   MatchedRows match(std::span<const Row> rows);
   /// Number of rows of the latest batch.
   std::size_t num_rows() const { return tracked_.size(); }
-  /// Store a row's text if the row continues its own sequence, and return whether it does. If every row does, this
-  /// replaces `match`, and if not, `match` must follow.
+  /// Store a row's text if it continues the sequence that was in this row, and return whether it does. If as many rows
+  /// as before all do, this replaces `match`. If not, `match` must follow.
   bool follow(std::size_t index, const Row& row);
   /// Record that the drafter has read the texts of the latest batch.
   void mark_read();
+  /// Record that the drafter has read the texts with which the latest batch's sequences began.
+  void mark_prompts_read();
   /// For each row of the latest batch that was never read, the length of its text when it began; 0 for other rows.
   std::vector<std::size_t> prompt_lengths() const;
 

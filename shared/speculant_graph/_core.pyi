@@ -452,15 +452,21 @@ class RowTracker:
 
     def follow(self, texts: list[Any]) -> bool:
         """
-        Return whether every row continues its own sequence, and store the texts.
+        Return whether the rows are those of the latest batch, in order, and store their texts.
 
-        If they do, this replaces :meth:`match`, at a fraction of its time. Otherwise call :meth:`match` next.
+        If they are, this replaces :meth:`match`, at a fraction of its time. If not, some texts may have been stored,
+        and :meth:`match` must be called next.
         ``texts``: whole texts of unnamed requests.
         """
 
     def prompt_lengths(self) -> list[int]:
         """
         For each row of the latest batch that was never read, the length of its text when it began; otherwise 0.
+        """
+
+    def mark_prompts_read(self) -> None:
+        """
+        Record that the drafter has read the texts with which the latest batch's sequences began.
         """
 
     def mark_read(self) -> None:

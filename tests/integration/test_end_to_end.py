@@ -72,14 +72,22 @@ def test_drafts_from_a_graph_change_only_the_number_of_steps(
     assert [decoder.generate(prompt, SETTINGS).text for prompt in PROMPTS] == plain
 
 
-def test_text_is_learned_though_no_step_has_drafts(target: TargetModel, plain: list[str], monkeypatch) -> None:
-    monkeypatch.setattr(DraftLengthController, "budgets", lambda self, histories, limits: [0] * len(limits))
+@pytest.mark.parametrize("first_draft", [NUM_TOKENS - 4, 10 * NUM_TOKENS])
+def test_text_of_steps_without_drafts_is_learned(
+    target: TargetModel, plain: list[str], monkeypatch, first_draft: int
+) -> None:
+    steps = itertools.count()
+    monkeypatch.setattr(
+        DraftLengthController,
+        "budgets",
+        lambda self, histories, limits: limits if next(steps) == first_draft else [0] * len(limits),
+    )
     learned = LearnedStore(10_000)
     drafter = LocalDrafter(None, DraftConfig(k=6), learned, vocabulary_size=target.vocabulary_size)
     with SpeculativeDecoder(target=target, drafter=drafter) as decoder:
         results = decoder.generate(PROMPTS, SETTINGS)
     assert [result.text for result in results] == plain
-    assert sum(result.num_drafts for result in results) == 0
+    assert first_draft < NUM_TOKENS or sum(result.num_drafts for result in results) == 0
     assert learned.num_tokens >= 2 * NUM_TOKENS
 
 

@@ -119,11 +119,14 @@ void bind_rows(nb::module_& module) {
             return true;
           },
           "texts"_a, nb::sig("def follow(self, texts: list[typing.Any]) -> bool"),
-          "Return whether every row continues its own sequence, and store the texts.\n\n"
-          "If they do, this replaces :meth:`match`, at a fraction of its time. Otherwise call :meth:`match` next.\n"
+          "Return whether the rows are those of the latest batch, in order, and store their texts.\n\n"
+          "If they are, this replaces :meth:`match`, at a fraction of its time. If not, some texts may have been stored,\n"
+          "and :meth:`match` must be called next.\n"
           "``texts``: whole texts of unnamed requests.")
       .def("prompt_lengths", &RowTracker::prompt_lengths,
            "For each row of the latest batch that was never read, the length of its text when it began; otherwise 0.")
+      .def("mark_prompts_read", &RowTracker::mark_prompts_read,
+           "Record that the drafter has read the texts with which the latest batch's sequences began.")
       .def("mark_read", &RowTracker::mark_read, "Record that the drafter has read the texts of the latest batch.");
   module.def(
       "best_size",

@@ -79,7 +79,7 @@ class StepBudget:
         return self._allowance.allows()
 
     def num_rest(self) -> int:
-        """Return the number of passes for which :meth:`may_draft` will say no; 0 if unknown."""
+        """Return for how many passes :meth:`may_draft` will say no; 0 if drafts do not rest, or if that is unknown."""
         return 0 if self._turns_left else self._allowance.num_rest()
 
     def prices(self, num_rows: int, most_nodes: int) -> StepPrices:

@@ -36,7 +36,7 @@ _PREFIX = "speculant_"
 TENANT, GRAPHS = f"{_PREFIX}tenant", f"{_PREFIX}graphs"
 """Keys in a request's extra arguments, for its tenant and for its graphs (in the format of ``client.graph``)."""
 _LONGEST_REST = 32
-"""Maximum number of steps without drafts after which the budget and the unread text are looked at again."""
+"""Maximum number of consecutive steps that only follow their rows; the next step looks at budget and unread text."""
 _WITHOUT_NEURAL = DraftOptions(omit_neural=True)
 
 
@@ -113,6 +113,7 @@ class EngineSessions:
         self._tracker = RowTracker(most_drafted + 1)
         self._unread = UnreadText(drafter, self._tracker)
         self._pass: _Pass | None = None  # the running pass
+        self._is_after_rest = False  # whether the latest step had no drafts
         self._num_resting = 0  # further steps without drafts, while the same sequences run
         self._rest_s: list[float] = []  # seconds of the passes between these steps
         self._lock = threading.Lock()
@@ -236,7 +237,7 @@ class EngineSessions:
             self._finish_kept()
             return no_drafts(0)
         if self._budget is not None and not self._budget.may_draft():
-            self._pass = _Pass(num_rows)
+            self._pass, self._is_after_rest = _Pass(num_rows), True
             self._unread.add_steps(1)
             if self._unread.is_due:
                 self._finish_kept()
@@ -249,7 +250,10 @@ class EngineSessions:
         prices = None if self._budget is None else self._budget.prices(num_rows, num_rows * most)
         is_neural = self._choice is not None and self._choice.is_neural(num_rows)
         options = DEFAULT_OPTIONS if self._choice is None or is_neural else _WITHOUT_NEURAL
+        if self._is_after_rest:
+            self._unread.read_prompts(batch)  # the drafter takes a session's first text for its prompt
         drafts = self._drafter.draft_rows(batch, budgets, prices, options)
+        self._is_after_rest = False
         self._unread.mark_read()
         self.counts.drafted_steps += 1
         self.counts.neural_steps += is_neural

@@ -17,8 +17,10 @@ from speculant_graph.types import DraftOptions, RowDrafter
 _Ids = NDArray[np.int32]
 
 READ_EVERY = 128
-"""Number of steps without drafts after which the drafter reads all texts, at the end of a rest. The kept tails of ended
-sequences, which have 256 tokens, must contain the text of these steps."""
+"""Number of steps without drafts after which the drafter reads all texts, at the next step that is not merely followed.
+The kept tails of ended sequences, which have 256 tokens, must contain the text of all these steps."""
+_RETRY_AFTER = 32
+"""Number of steps after which a failed reading is repeated."""
 _READING = DraftOptions(omit_neural=True)
 _BUDGET = 1
 """Budget of every reading. The text up to a session's first draft is its prompt, which is not learned."""
@@ -54,20 +56,29 @@ class UnreadText:
         """Whether the drafter should read all texts."""
         return self._num_steps >= READ_EVERY
 
-    def read(self, batch: Batch) -> None:
-        """Read the texts of a running batch."""
+    def read_prompts(self, batch: Batch) -> bool:
+        """Read the texts with which unread sequences of a running batch began; return whether the drafter has them."""
         lengths = zip(batch.session_ids, batch.texts, self._tracker.prompt_lengths(), strict=True)
         prompts = {session_id: text[:length] for session_id, text, length in lengths if length}
         if prompts:
             self._read(Batch(list(prompts), list(prompts.values())))
-        self._read(batch)
-        self.mark_read()
+            if self._drafter.state != "ok":
+                return False
+            self._tracker.mark_prompts_read()
+        return True
+
+    def read(self, batch: Batch) -> None:
+        """Read the texts of a running batch; try again soon if the drafter fails."""
+        self._num_steps = READ_EVERY - _RETRY_AFTER
+        if self.read_prompts(batch):
+            self._read(batch)
+            self.mark_read()
 
     def mark_read(self) -> None:
-        """Record that the drafter has read the texts of the latest batch, unless it failed."""
+        """Record that the drafter has read the texts of the latest batch, unless it did not answer."""
         if self._drafter.state == "ok":
             self._tracker.mark_read()
-        self._num_steps = 0
+            self._num_steps = 0
 
     def take_ended(self) -> list[UnreadRow]:
         """Return the kept ends of ended sequences, and keep them no longer."""

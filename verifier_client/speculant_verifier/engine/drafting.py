@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from loguru import logger
@@ -123,6 +123,7 @@ class Drafting:
         ]
         drafts = [EMPTY_DRAFT] * len(sequences)
         shallow: list[Sequence[int]] = [()] * len(sequences)
+        self._show_prompts(sequences[index] for index in asked)
         answer = self._ask(steps) if steps else []
         for index, draft in zip(asked, answer or [EMPTY_DRAFT] * len(asked), strict=True):
             sequences[index].feedback = None
@@ -154,12 +155,17 @@ class Drafting:
 
         The drafter has not seen the tokens of steps without drafts.
         """
-        late = [
-            each
-            for each in ended
-            if each.has_session and len(each.token_ids) - max(each.num_shown, len(each.prompt)) >= _FEWEST_SHOWN
-        ]
-        prompts = [  # not learned: the text up to a session's first draft is its prompt
+        late = [each for each in ended if each.has_session and _num_unseen(each) >= _FEWEST_SHOWN]
+        self._show_prompts(late)
+        if late and self._drafter.state == "ok":
+            self._ask([SequenceStep(each.session_id, _text(each), 0) for each in late])
+
+    def _show_prompts(self, sequences: Iterable[ActiveSequence]) -> None:
+        """Show the drafter the prompts of sequences that it has not seen, if many tokens follow.
+
+        The text up to a session's first draft is its prompt, which the drafter does not learn.
+        """
+        steps = [
             SequenceStep(
                 each.session_id,
                 [*each.request.draft_prefix, *each.prompt],
@@ -167,12 +173,11 @@ class Drafting:
                 options=_READING,
                 least_probability=1.0,
             )
-            for each in late
-            if not each.num_shown
+            for each in sequences
+            if not each.num_shown and _num_unseen(each) >= _FEWEST_SHOWN
         ]
-        for steps in (prompts, [SequenceStep(each.session_id, _text(each), 0) for each in late]):
-            if steps and self._drafter.state == "ok":
-                self._ask(steps)
+        if steps and self._drafter.state == "ok":
+            self._ask(steps)
 
     def _record_without(self, sequence: ActiveSequence) -> None:
         sequence.num_steps_without_drafter += 1
@@ -291,6 +296,11 @@ class Drafting:
 def _text(sequence: ActiveSequence) -> Sequence[TokenId]:
     prefix = sequence.request.draft_prefix
     return [*prefix, *sequence.token_ids] if prefix else sequence.token_ids
+
+
+def _num_unseen(sequence: ActiveSequence) -> int:
+    """Return the number of new tokens that the drafter has not seen."""
+    return len(sequence.token_ids) - max(sequence.num_shown, len(sequence.prompt))
 
 
 def _is_formed(sequence: ActiveSequence) -> bool:

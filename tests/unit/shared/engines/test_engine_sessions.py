@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,15 @@ def test_text_is_learned_though_no_step_is_drafted_for(rows: int, prompt: int, o
     assert len(memory.core) >= rows * (output - 1)
 
 
+@pytest.mark.parametrize("first_draft", [20, 100, 127, 128, 200, 290])
+def test_text_before_a_first_draft_is_learned(first_draft: int) -> None:
+    store, rows, output = LearnedStore(100_000), 8, 300
+    memory = store.memory("")
+    drafter = LocalDrafter(None, DraftConfig(), store, vocabulary_size=10_000)
+    _decode_without_drafts(drafter, rows, 40, output, drafted={first_draft, first_draft + 3})
+    assert rows * (output - 1) <= len(memory.core) <= rows * (output + 32)
+
+
 def test_text_is_learned_though_a_drafter_failed_at_first() -> None:
     class Failing(LocalDrafter):
         num_failures = 2
@@ -150,16 +160,21 @@ def test_sidecars_learn_text_though_no_step_is_drafted_for(num_sidecars: int, tm
         assert rows * (output - 1) <= sum(each.metrics()["learned_tokens"] for each in servers) <= rows * (output + 32)
 
 
-def _decode_without_drafts(drafter: RowDrafter, rows: int, prompt: int, output: int) -> None:
+def _decode_without_drafts(
+    drafter: RowDrafter, rows: int, prompt: int, output: int, drafted: Collection[int] = ()
+) -> None:
+    """Decode; only the steps with the numbers ``drafted`` have drafts."""
     sessions = EngineSessions(drafter, most_drafted=6, vocabulary_size=10_000, cost=LearnedCost())
     assert sessions._budget is not None
-    sessions._budget.may_draft = lambda: False  # type: ignore[method-assign]
-    sessions._budget.num_rest = lambda: 100  # type: ignore[method-assign]
+    step = 0
+    sessions._budget.may_draft = lambda: step in drafted  # type: ignore[method-assign]
+    sessions._budget.num_rest = lambda: min((each - step for each in drafted if each > step), default=100)  # type: ignore[method-assign]
     texts = np.arange(rows * (prompt + output), dtype=np.int32).reshape(rows, -1)
-    for size in range(prompt, prompt + output):
-        sessions.draft([text[:size] for text in texts], [6] * rows)
+    for step in range(output):
+        sessions.draft([text[: prompt + step] for text in texts], [6] * rows)
     sessions.close()
-    assert sessions.counts.drafted_steps == sessions.counts.failed_steps == 0
+    assert sessions.counts.drafted_steps == len(drafted)
+    assert not sessions.counts.failed_steps
 
 
 @settings(max_examples=50)
