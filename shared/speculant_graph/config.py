@@ -41,8 +41,7 @@ class GraphConfig(Config):
     max_order: Annotated[int, Field(ge=1, le=10)] = 5
     """Longest context in tokens. Contexts of every length from 1 up to it are counted."""
     chunk_size: Annotated[int, Field(ge=1_024)] = 1_000_000
-    """Number of characters tokenised at a time. A larger number is faster and takes more memory; the graph is the
-    same."""
+    """Number of characters tokenised at a time. More is faster and takes more memory; the graph is the same."""
     hf_token: SecretStr | None = None
     """Access token for gated tokenizers on the hub."""
     text_field: str = "text"
@@ -144,7 +143,7 @@ class VerifierConfig(Config):
     """Measure pass times for a few seconds when a model is first used with drafts on this machine; the result is kept
     in the cache folder. If this is off, typical costs are assumed."""
     memory_budget: ByteSize = ByteSize(0)
-    """Memory limit, such as 6GB, of the process, or of the GPU if the model runs on a GPU. Weights that do not fit are
+    """Memory limit, such as 6GB, of the process, or of the GPU if the model runs on it. Weights that do not fit are
     streamed from the disk, or from this machine's memory. 0 uses ``memory_fraction``."""
     host_budget: ByteSize = ByteSize(0)
     """Limit on this machine's memory, such as 20GB, for weights that are not in GPU memory. Weights beyond it are read
