@@ -138,7 +138,7 @@ def _run(order: Order) -> None:
         while not select.select([sys.stdin], [], [], 0.0)[0]:
             each = next(loop)
             counted = sessions.drafter_statistics
-            found.ended_s.append(time.monotonic() + each.pass_s)
+            found.ended_s.append(time.monotonic())
             found.draft_s.append(each.draft_s)
             found.pass_s.append(each.pass_s)
             found.num_drafted.append(each.num_drafted)

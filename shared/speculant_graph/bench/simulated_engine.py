@@ -63,7 +63,7 @@ def passes(
     curve: CostCurve,
     tenants: Sequence[str] | None = None,
 ) -> Iterator[LoopPass]:
-    """Decode ``num_rows`` traces at a time until fewer are left, and yield each pass at its beginning.
+    """Decode ``num_rows`` traces at a time until fewer are left, and yield each pass at its end.
 
     Args:
         sessions: source of drafts.
@@ -75,18 +75,17 @@ def passes(
     """
     seconds = curve.seconds(num_rows, num_rows * (1 + k)).tolist()
     waiting = map(_Row.begin, traces, itertools.cycle(tenants or [None]))
-    rows, ended_s = list(islice(waiting, num_rows)), 0.0
+    rows = list(islice(waiting, num_rows))
     while len(rows) == num_rows:
         texts = [row.text[: row.length] for row in rows]
         capacities = [min(k, row.text.size - row.length) for row in rows]
         of_tenants = None if tenants is None else [row.tenant for row in rows]
-        time.sleep(max(0.0, ended_s - time.perf_counter()))
         started_s = time.perf_counter()
         drafts = sessions.draft(texts, capacities, tenants=of_tenants).lists()
         drafted_s = time.perf_counter()
         num_drafted = sum(map(len, drafts))
         pass_s = seconds[num_rows + num_drafted]
-        ended_s = drafted_s + pass_s  # the work from here to the next sleep is a part of the pass
+        time.sleep(max(0.0, drafted_s + pass_s - time.perf_counter()))
         num_tokens = sum(row.accept(draft) for row, draft in zip(rows, drafts, strict=True))
         yield LoopPass(drafted_s - started_s, pass_s, num_drafted, num_tokens)
         running = [row for row in rows if row.length < row.text.size]
