@@ -120,7 +120,8 @@ void bind_rows(nb::module_& module) {
           },
           "texts"_a, nb::sig("def follow(self, texts: list[typing.Any]) -> bool"),
           "Return whether the rows are those of the latest batch, in order, and store their texts.\n\n"
-          "If they are, this replaces :meth:`match`, at a fraction of its time. If not, some texts may have been stored,\n"
+          "If they are, this replaces :meth:`match`, at a fraction of its time. If not, some texts may have been "
+          "stored,\n"
           "and :meth:`match` must be called next.\n"
           "``texts``: whole texts of unnamed requests.")
       .def("prompt_lengths", &RowTracker::prompt_lengths,
