@@ -15,7 +15,7 @@ case " check $WITHOUT_TESTS " in *" $1 "*) ;; *) printf . >> "$SPECULANT_TESTS_R
 """
 
 
-@pytest.mark.parametrize("cut_off", ["", "test-slow"])
+@pytest.mark.parametrize("cut_off", ["", "test-faults", "test-slow"])
 @pytest.mark.parametrize("suite", ["", "test", "test-faults", "test-sanitized", "test-slow"])
 def test_a_suite_of_which_no_test_ran_has_not_passed(tmp_path: Path, suite: str, cut_off: str) -> None:
     """This holds even if its time was over: a suite without tests has proved nothing."""
