@@ -81,6 +81,6 @@ def test_owners_and_folds_that_are_killed_lose_nothing_and_count_nothing_twice(t
     assert folds_killed >= 3
     folder = folder_of(tmp_path, name_of(""))
     layers = find_layers(folder).layers
-    assert sum(layer.num_tokens for layer in layers) > 0.5 * sum(len(text_of(number)) for number in expected)
+    assert sum(layer.num_tokens for layer in layers) > 0.1 * sum(len(text_of(number)) for number in expected)
     assert len(layers) < 12
     assert not list(folder.glob(f"{HIDDEN}*"))
