@@ -1,16 +1,18 @@
 """Runs the benches that need a GPU one by one, on the released model's configuration with random weights.
 
-Usage: ``make bench-gpu``. Nothing is downloaded: the tokenizer is the demo's, and the replayed text is the running
-interpreter's standard library. The graph is built from other files of it.
+Usage: ``make bench-gpu``. Nothing is downloaded: the tokenizer is the demo's, the replayed text is the running
+interpreter's standard library, and the graph is built from other files of it. If ``SPECULANT_DATA`` names a folder with
+the released tokenizer and recorded outputs, these are replayed, too.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -22,7 +24,11 @@ from speculant_verifier.demo.run import MODEL_FOLDER
 
 MODEL = "random:gpt-oss-20b"
 """The measured model, with 21 billion parameters in bfloat16, 42 GB."""
-_PROMPT_CHARACTERS, _OUTPUT_CHARACTERS = 3_000, 1_000
+_PROMPT_CHARACTERS, _OUTPUT_CHARACTERS = 3_000, 1_500
+_MAX_TOKENS = 384
+"""Most decoded tokens of a text. Shorter runs mostly measure the recording of new shapes."""
+_RECORDED = ("airline_agent", "airline_log"), ("chat", "llm_log")
+"""Names of recorded outputs, and of the text that their graph is built from."""
 
 
 def run_all(model: Sequence[str], batch: int, limit: int) -> int:
@@ -33,22 +39,45 @@ def run_all(model: Sequence[str], batch: int, limit: int) -> int:
         batch: rows of the batched runs.
         limit: replayed traces of the batched runs; the other runs replay a sixteenth of them.
     """
-    training, validation = training_files()
     with tempfile.TemporaryDirectory(prefix="speculant-") as name:
-        traces, graph = Path(name, "standard_library.jsonl"), Path(name, "graph.pkl")
-        _write_traces(validation, traces)
-        GraphBuilder(tokenizer_name=str(MODEL_FOLDER)).build(training, graph)
-        common = [*model, "--tokenizer", str(MODEL_FOLDER), "--json"]
-        replay = ["generate", "--replay", str(traces), "--graph", str(graph), "-k", "15"]
-        one, many = [*replay, "--limit", str(limit // 16)], [*replay, "--limit", str(limit), "--batch", str(batch)]
-        cost = ["verify-cost", "--batch", f"1,{batch},{4 * batch}"]
-        for command in (cost, [*cost, "--no-cuda-graphs"], one, many):
-            status = bench.run([*command, *common])
+        for command in _commands(Path(name), batch, limit):
+            status = bench.run([*command, *model, "--json"])
             if status:
                 return status
             gc.collect()  # free one bench's model before the next one loads
             torch.cuda.empty_cache()
     return 0
+
+
+def _commands(folder: Path, batch: int, limit: int) -> Iterator[list[str]]:
+    """Yield the benches; files that they read are written before each."""
+    training, validation = training_files()
+    traces = folder / "standard_library.jsonl"
+    _write_traces(validation, traces)
+    demo = ["--tokenizer", str(MODEL_FOLDER)]
+    yield ["verify-cost", "--batch", f"1,{batch},{4 * batch}", "--time", "15", *demo]
+    yield ["verify-cost", "--batch", f"1,{batch}", "--tokens", "1,8", "--time", "10", "--no-cuda-graphs", *demo]
+    yield from _replays(traces, training, str(MODEL_FOLDER), folder, [(1, limit // 16), (batch, limit)])
+    if "SPECULANT_DATA" in os.environ:
+        data = Path(os.environ["SPECULANT_DATA"])
+        for outputs, corpus in _RECORDED:
+            yield from _replays(
+                data / "traces" / f"{outputs}.jsonl", [data / "corpora" / f"{corpus}.txt"],
+                str(data / "gpt-oss-tokenizer"), folder, [(1, limit // 16), (batch, limit), (4 * batch, 2 * limit)],
+            )  # fmt: skip
+
+
+def _replays(
+    traces: Path, corpus: Sequence[Path], tokenizer: str, folder: Path, sizes: Sequence[tuple[int, int]]
+) -> Iterator[list[str]]:
+    graph = folder / f"{traces.stem}.pkl"
+    GraphBuilder(tokenizer).build(corpus, graph)
+    for rows, count in sizes:
+        options = ["--batch", str(rows), "--max-batch-size", str(rows), "--max-tokens", str(_MAX_TOKENS)]
+        yield [
+            "generate", "--replay", str(traces), "--limit", str(count), "--graph", str(graph), *options,
+            "--tokenizer", tokenizer,
+        ]  # fmt: skip
 
 
 def _write_traces(files: Sequence[Path], path: Path) -> None:
@@ -68,4 +97,4 @@ def _write_traces(files: Sequence[Path], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_all(["--model", MODEL, "--device", "cuda"], batch=8, limit=64))
+    sys.exit(run_all(["--model", MODEL, "--device", "cuda"], batch=8, limit=32))

@@ -65,6 +65,24 @@ def test_numbers_are_those_of_the_definition(rows, width, seed, exponents, dtype
     assert torch.equal(found.nan_to_num(7.0), decoded(blocks, scales).to(dtype).nan_to_num(7.0))
 
 
+@settings(max_examples=40, deadline=None)
+@given(tokens=st.integers(1, 40), num_experts=st.integers(2, 20), seed=st.integers(0, 1_000))
+def test_experts_decoded_together_give_the_outputs_of_each(tokens, num_experts, seed):
+    """A GPU decodes several together; here a CPU does."""
+    generator = torch.Generator().manual_seed(seed)
+    experts = PackedExperts(tiny_config(num_experts=num_experts), torch.float32)
+    for name, weight in experts.named_parameters():
+        low, high = (120, 128) if name.endswith("_scales") else (0, 256)
+        noise = torch.randn(weight.shape, generator=generator)
+        whole = torch.randint(low, high, weight.shape, dtype=torch.uint8, generator=generator)
+        weight.data = noise if weight.dtype == torch.float32 else whole
+    chosen = torch.stack([torch.randperm(num_experts, generator=generator)[:2] for _ in range(tokens)])
+    arguments = torch.randn(tokens, 32, generator=generator), chosen, torch.rand(tokens, 2, generator=generator)
+    expected = experts(*arguments)
+    experts._one_by_one = experts._together
+    torch.testing.assert_close(experts(*arguments), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("sizes", [(15, 1, 32), (16, 1, 31), (16, 2, 32), (0, 1, 0), (32, 1, 32)])
 def test_sizes_that_do_not_go_together_are_refused(sizes):
     packed, exponents, numbers = sizes
