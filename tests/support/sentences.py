@@ -1,6 +1,7 @@
 """Sentences that users read: in pages, and in docstrings, which are also the texts of help and settings.
 
-``python -m support.sentences 40 7`` in ``tests/`` prints 40 random sentences, with seed 7.
+``python -m support.sentences 40 7`` in ``tests/`` prints 40 random sentences, with seed 7. Noun phrases and introductions of
+lists are not among them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from support.pages import ROOT
 
 _CODE = re.compile(r"```.*?```|<!--.*?-->|^ {4}.*?$", re.DOTALL | re.MULTILINE)
 _END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`*\[])")
-_SECTIONS = ("Args:", "Returns:", "Raises:", "Attributes:", "Yields:")
+_SECTION = re.compile(r"^ *(?:Args|Returns|Raises|Attributes|Yields):$", re.MULTILINE)
+_ENTRY = re.compile(r"^ +\*{0,2}[\w.]+: ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Sentence:
 
 
 def sentences() -> Iterator[Sentence]:
-    """Yield all sentences of at least four words."""
+    """Yield all sentences of at least four words, and descriptions of arguments, which may be noun phrases."""
     command = ["git", "ls-files", "shared/*.py", "drafter_server/*.py", "verifier_client/*.py", "*.md"]
     for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split():
         if not (ROOT / name).is_file() or "/generated/" in name:
@@ -46,8 +48,10 @@ def sentences() -> Iterator[Sentence]:
 def _docstrings(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            lines = node.value.value.split("\n")
-            yield from "\n".join("" if line.strip() in _SECTIONS else line for line in lines).split("\n\n")
+            text, *sections = _SECTION.split(node.value.value)
+            yield from text.split("\n\n")
+            for section in sections:
+                yield from _ENTRY.split(section)
 
 
 def _paragraphs(page: str) -> Iterator[str]:
@@ -58,5 +62,6 @@ def _paragraphs(page: str) -> Iterator[str]:
 
 if __name__ == "__main__":
     count, seed = map(int, sys.argv[1:])
-    for each in random.Random(seed).sample(list(sentences()), count):
+    whole = [each for each in sentences() if not each.text[0].islower() and not each.text.endswith(":")]
+    for each in random.Random(seed).sample(whole, count):
         sys.stdout.write(f"{each.place}: {each.text}\n")
