@@ -1,7 +1,7 @@
 """Sentences that users read: in pages, and in docstrings, which are also the texts of help and settings.
 
-``python -m support.sentences 40 7`` in ``tests/`` prints 40 random sentences, with seed 7. Noun phrases and introductions of
-lists are not among them.
+``python -m support.sentences 40 7`` in ``tests/`` prints 40 random sentences, with seed 7. Noun phrases and
+introductions of lists are not among them.
 """
 
 from __future__ import annotations
