@@ -51,18 +51,20 @@ def build(arguments: Sequence[str]) -> int:
 
     builder = GraphBuilder(**settings.graph.model_dump())
     log_to_stderr("INFO")
-    with _workers(settings.ray) as workers, show_progress() as progress:
+    with _workers(settings.ray, settings.corpus) as workers, show_progress() as progress:
         graph = builder.build(settings.corpus, settings.output, progress=progress, workers=workers)
     _print_graph(settings.output, graph, settings.json_output, builder.report)
     return 0
 
 
 @contextmanager
-def _workers(ray: str) -> Iterator[Workers]:
+def _workers(ray: str, corpus: Sequence[Path]) -> Iterator[Workers]:
     """Yield the functions that tokenise and count, in this process or on a cluster."""
     if ray:
+        from speculant_graph.corpus.file_patterns import list_corpus_files
         from speculant_graph.graph.build.on_ray import workers_on_ray
 
+        list_corpus_files(corpus)  # a missing file is reported before a cluster starts
         with workers_on_ray(ray) as workers:
             yield workers
     else:
