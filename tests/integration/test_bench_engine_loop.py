@@ -71,3 +71,38 @@ def test_figures_of_finished_rows_are_printed_when_the_sidecar_dies(
     monkeypatch.setattr(engine_loop, "run_loop", decode_and_kill)
     assert main([*arguments, "--client.address", sidecar.address]) == 1
     assert [each["rows"] for each in results(capfd)] == [1]
+
+
+def test_figures_of_finished_rows_are_printed_when_the_user_interrupts(
+    arguments: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, calls = engine_loop.run_loop, iter([False, True])
+
+    def interrupted(*given: Any) -> engine_loop.LoopTimes:
+        if next(calls):
+            raise KeyboardInterrupt
+        return decode(*given)
+
+    monkeypatch.setattr(engine_loop, "run_loop", interrupted)
+    assert main(arguments) != 0
+    assert [each["rows"] for each in results(capfd)] == [1]
+
+
+def test_a_sidecar_that_dies_costs_no_figures(
+    arguments: list[str],
+    sidecar: Sidecar,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decode = engine_loop.run_loop
+
+    def kill_and_decode(*given: Any) -> engine_loop.LoopTimes:
+        sidecar.process.kill()
+        sidecar.wait()
+        return decode(*given)
+
+    monkeypatch.setattr(engine_loop, "run_loop", kill_and_decode)
+    rows = ["1" if each == "1,2" else each for each in arguments]
+    assert main([*rows, "--client.address", sidecar.address]) == 0
+    [figures] = results(capfd)
+    assert figures["steps_without_drafter"] > 0

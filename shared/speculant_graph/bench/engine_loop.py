@@ -107,7 +107,7 @@ def run(arguments: Sequence[str]) -> int:
                 for num_rows in (each for each in settings.rows if each <= len(workload.traces)):
                     figures = _measure(settings, source, workload, num_rows, curve, tokenizer.fingerprint)
                     results.append({"workload": workload.name, "rows": num_rows, **figures})
-    except SpeculantError:
+    except (SpeculantError, KeyboardInterrupt):
         if results:  # earlier results took minutes
             _print(settings, results, arguments)
         raise
@@ -145,7 +145,6 @@ def _measure(
     try:
         _require_drafts(sessions, settings)
         loop = run_loop(sessions, workload.traces, num_rows, settings.k, curve, settings.time, tell)
-        _require_drafts(sessions, settings)
         num_without = sessions.counts.failed_steps
         if settings.client.address:
             num_without += sessions.drafter_statistics.failed_steps

@@ -18,9 +18,10 @@ class LearnedCost:
     fewer new experts (c for few experts, d for many). Engines have faster code for passes without drafts (e).
 
     The fit is least squares with a weak prior, and weights of older passes decay. So sizes that have not been seen for
-    long are tried again. If passes suddenly take less than half the expected time, the engine was warming up, and all
-    earlier passes are forgotten. A pass over more than twice the tokens of the widest observed pass gets a prohibitive
-    cost. If tokens are expensive, only this limit keeps the first drafts from losing the time of many passes.
+    long are tried again. All earlier passes are forgotten if passes suddenly take less than half the expected time,
+    because the engine was warming up, or many times as long, because the earlier ones did not run a model. A pass over
+    more than twice the tokens of the widest observed pass gets a prohibitive cost. If tokens are expensive, only this
+    limit keeps the first drafts from losing the time of many passes.
     """
 
     def __init__(self) -> None:
@@ -64,7 +65,7 @@ class LearnedCost:
         features = _features(tokens.astype(np.intp), rows)
         expected = features @ self._coefficients
         relative = float(np.sort(seconds / expected)[len(seconds) // 2])  # np.median imports for 20 ms at first
-        if not self._num_fits or relative * _LONGEST < 1.0:
+        if not self._num_fits or relative * _LONGEST < 1.0 or relative > _TOO_LONG:
             self._forget()
             expected *= relative
         seconds = np.minimum(seconds, _LONGEST * expected)
@@ -92,6 +93,8 @@ _TOO_DEAR = 1e6
 _MEMORY = 0.99
 _LONGEST = 2.0
 """Multiple of the expected time to which a pass's time is capped, because other work must have taken the rest."""
+_TOO_LONG = 8.0
+"""Multiple of the expected time, as a median, that shows that earlier passes did not run a model."""
 _WARM_UP = 2
 """Number of an engine's first passes to ignore. Passes of a longer warm-up are forgotten when later passes take less
 than half the time."""

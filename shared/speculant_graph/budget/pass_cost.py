@@ -23,7 +23,7 @@ MAX_POINT = 4_096
 
 _EXAMPLE = '{"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}'
 _TOKENS = TypeAdapter(tuple[Annotated[int, Field(strict=True, ge=1, le=MAX_POINT)], ...])
-_MILLISECONDS = TypeAdapter(tuple[Annotated[float, Field(gt=0.0, allow_inf_nan=False)], ...])
+_MILLISECONDS = TypeAdapter(tuple[Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False)], ...])
 
 
 class PassCost(Protocol):
@@ -101,7 +101,10 @@ class CostCurve:
         """
         try:
             content = json.loads(Path(path).read_bytes())
-            return cls(tuple(content["tokens"]), tuple(content["ms"]))
+            tokens, times = tuple(content["tokens"]), tuple(content["ms"])
+            if len(tokens) == 1:
+                raise _no_curve("one point does not show what further tokens cost")
+            return cls(tokens, times)
         except OSError as error:
             raise ConfigError(
                 f"can't read the cost curve {path} ({error.strerror or error}); check the path and its permissions"

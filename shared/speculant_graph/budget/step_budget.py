@@ -115,7 +115,7 @@ class StepBudget:
             self.observe(num_rows, num_rows, num_rows, pass_s, 0.0, 0)
         else:
             self.cost.observe(num_rows, num_rows, pass_s)
-            self._allowance.add_pass(1.0)
+            self._allowance.add_pass(float(self.cost.seconds(num_rows, num_rows)[num_rows]))
 
     def observe(
         self, num_rows: int, num_tokens: int, num_new: int, pass_s: float, draft_s: float, num_drafted: int
@@ -166,9 +166,9 @@ class StepBudget:
 
     def _account(self, num_rows: int, num_tokens: int, written: float, draft_share: float) -> None:
         table = self.cost.seconds(num_rows, num_tokens)
-        time = float(table[num_tokens] / table[num_rows]) * (1.0 + min(_MOST_DRAFTING, draft_share))
-        self._allowance.add_pass(1.0)
-        self._allowance.add(written - time)
+        plain_s = float(table[num_rows])
+        self._allowance.add_pass(plain_s)
+        self._allowance.add(written * plain_s - float(table[num_tokens]) * (1.0 + min(_MOST_DRAFTING, draft_share)))
 
 
 class DraftingCost:

@@ -37,6 +37,8 @@ TENANT, GRAPHS = f"{_PREFIX}tenant", f"{_PREFIX}graphs"
 """Keys in a request's extra arguments, for its tenant and for its graphs (in the format of ``client.graph``)."""
 _LONGEST_REST = 32
 """Maximum number of consecutive steps that only follow their rows; the next step looks at budget and unread text."""
+_SHORTEST_S = 1e-6
+"""Least duration of a pass, in seconds; no real pass is shorter."""
 _WITHOUT_NEURAL = DraftOptions(omit_neural=True)
 
 
@@ -76,7 +78,7 @@ class _Pass:
 
     def note(self, budget: StepBudget, num_new: int, ended_s: float) -> None:
         """Report the finished pass to the budget."""
-        pass_s, num_tokens = ended_s - self.began_s, self.num_rows + self.num_nodes
+        pass_s, num_tokens = max(_SHORTEST_S, ended_s - self.began_s), self.num_rows + self.num_nodes
         if self.num_drafted is None:
             budget.observe_plain(self.num_rows, pass_s)
         else:
@@ -84,7 +86,11 @@ class _Pass:
 
 
 class EngineSessions:
-    """Drafts for the rows of an engine's batch, step by step. Never raises on the decoding path."""
+    """Drafts for the rows of an engine's batch, step by step. Never raises on the decoding path.
+
+    An object serves one engine, which calls it between two passes. Threads may share it, but each call ends the
+    sequences that only other calls name.
+    """
 
     def __init__(
         self,
@@ -118,17 +124,18 @@ class EngineSessions:
         self._rest_s: list[float] = []  # seconds of the passes between these steps
         self._lock = threading.Lock()
         self._is_closed = False
+        self._failure = ""  # the error of the latest step that drafted; empty if it succeeded
         self._warned: set[str] = set()
 
     @property
     def drafter_state(self) -> DrafterState:
-        """Whether the drafter answered the latest batch."""
-        return self._drafter.state
+        """Whether the latest batch that was drafted for got drafts."""
+        return "unavailable" if self._failure else self._drafter.state
 
     @property
     def drafter_failure(self) -> str:
-        """The drafter's latest error; empty while it answers."""
-        return "" if self.drafter_state == "ok" else self._drafter.statistics.last_failure
+        """The latest error; empty while drafts arrive."""
+        return self._failure or ("" if self.drafter_state == "ok" else self._drafter.statistics.last_failure)
 
     @property
     def drafter_statistics(self) -> DrafterStatistics:
@@ -161,8 +168,8 @@ class EngineSessions:
         Returns:
             A draft per row, in order.
         """
-        started_s = time.perf_counter()
         with self._lock:
+            started_s = time.perf_counter()
             try:
                 if self._is_closed:
                     drafts = no_drafts(len(texts))
@@ -175,6 +182,7 @@ class EngineSessions:
                     drafts = self._draft(texts, capacities, request_ids, tenants, graphs, started_s, read_prompts)
             except Exception as error:  # a drafter may be any code, and decoding must continue
                 drafts, self._pass = no_drafts(len(texts)), None
+                self._failure = str(error) or repr(error)
                 self._warn(error)
             draft_s = time.perf_counter() - started_s
             self.counts.seconds.append(draft_s)
@@ -197,11 +205,7 @@ class EngineSessions:
             if self._is_closed:
                 return
             self._is_closed = True
-            try:
-                self._end(self._tracker.match([], None))
-                self._finish_kept()
-            except Exception as error:  # a drafter may be any code
-                self._warn(error)
+            self._end_all()
             self.counts.running, self._pass = 0, None
             self._drafter.close()
 
@@ -216,6 +220,11 @@ class EngineSessions:
         read_prompts: bool,
     ) -> RowDrafts:
         self._end_rest()
+        for values in (capacities, tenants, graphs):
+            if values is not None and len(values) != len(texts):
+                raise ValueError(
+                    f"{len(texts)} texts have {len(values)} capacities, tenants or graphs; give one for each"
+                )
         batch = self._tracker.match(texts, request_ids)
         num_rows, former = len(texts), self._pass
         if batch.is_changed:
@@ -223,9 +232,13 @@ class EngineSessions:
             self.counts.running = num_rows
             self._end(batch)
             session_ids = batch.session_ids
-            for row in batch.begun:
-                tenant, graph = (None if each is None else each[row] for each in (tenants, graphs))
-                self._open(session_ids[row], self._options(tenant), None if graph is None else str(graph))
+            try:
+                for row in batch.begun:
+                    tenant, graph = (None if each is None else each[row] for each in (tenants, graphs))
+                    self._open(session_ids[row], self._options(tenant), None if graph is None else str(graph))
+            except Exception:
+                self._end_all()  # a row without a session would get no drafts as long as it runs
+                raise
         elif former is not None and not read_prompts:
             if self._budget is not None:
                 former.note(self._budget, batch.num_new, started_s)
@@ -253,7 +266,7 @@ class EngineSessions:
         if self._is_after_rest:
             self._unread.read_prompts(batch)  # the drafter takes a session's first text for its prompt
         drafts = self._drafter.draft_rows(batch, budgets, prices, options)
-        self._is_after_rest = False
+        self._is_after_rest, self._failure = False, ""
         self._unread.mark_read()
         self.counts.drafted_steps += 1
         self.counts.neural_steps += is_neural
@@ -301,6 +314,14 @@ class EngineSessions:
         """End the sequences that no row continues. Those with unread text are finished after it has been read."""
         kept = self._unread.keep(batch.unread)
         self._finish([session_id for session_id in batch.ended if session_id not in kept])
+
+    def _end_all(self) -> None:
+        """End all sequences; those that continue begin anew with the next step."""
+        try:
+            self._end(self._tracker.match([], None))
+            self._finish_kept()
+        except Exception as error:  # a drafter may be any code
+            self._warn(error)
 
     def _finish_kept(self) -> None:
         """Let the drafter read the kept ends of sequences, and finish these."""

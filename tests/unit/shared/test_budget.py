@@ -178,6 +178,26 @@ def _speed(budget: StepBudget, chance: np.random.Generator, num_steps: int, *, h
     return tokens / seconds
 
 
+@pytest.mark.parametrize("num_calls", [20, 200])
+@pytest.mark.parametrize("first_s", [2e-6, 3e-4, 3e-3])
+@pytest.mark.parametrize("pass_s", [3e-3, 25e-3])
+def test_calls_without_a_model_do_not_turn_drafts_off(num_calls: int, first_s: float, pass_s: float) -> None:
+    """A program tries the drafts, or an engine warms up. Then every draft is right."""
+    budget = StepBudget(LearnedCost(), is_cost_known=False)
+
+    def step(seconds: float, num_right: int) -> bool:
+        if budget.may_draft():
+            budget.observe(1, 9, 1 + num_right, seconds, 1e-4, 8)
+            return True
+        budget.observe_plain(1, seconds)
+        return False
+
+    for _ in range(num_calls):
+        step(first_s, 0)
+    drafted = [step(pass_s, 8) for _ in range(400)]
+    assert all(drafted[250:])
+
+
 @pytest.mark.parametrize("curve", list(CURVES))
 @pytest.mark.parametrize("num_rows", [1, 8, 64])
 def test_an_engine_that_begins_loses_few_passes_to_drafts_that_say_too_much(curve, num_rows):

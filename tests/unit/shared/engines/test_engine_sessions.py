@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -299,6 +300,56 @@ def test_a_drafter_that_fails_costs_nothing_but_its_drafts():
     assert sessions.counts.failed_steps == 1
     sessions.close()
     assert sessions.draft(_arrays([1, 2]), [8]).lists() == [[]]
+
+
+def test_a_step_that_could_not_open_its_sessions_costs_the_next_none():
+    class Refusing(LocalDrafter):
+        refuses = True
+
+        def open(self, *given, **more):
+            if self.refuses:
+                raise RuntimeError("no")
+            return super().open(*given, **more)
+
+    drafter = Refusing(None, DraftConfig(strategy="adaptive"))
+    sessions = EngineSessions(drafter, most_drafted=4, vocabulary_size=_VOCABULARY)
+    texts = _arrays([1, 2, 1, 2, 1], [3, 4, 3, 4, 3])
+    assert sessions.draft(texts, [8, 8]).num_nodes == 0
+    assert (sessions.drafter_state, sessions.drafter_failure) == ("unavailable", "no")
+    drafter.refuses = False
+    assert all(sessions.draft(texts, [8, 8]).lists())
+    assert (sessions.drafter_state, sessions.drafter_failure) == ("ok", "")
+    sessions.close()
+
+
+@pytest.mark.parametrize("wrong", [{"capacities": [8]}, {"tenants": ["red"]}, {"graphs": ["docs"] * 3}])
+def test_lists_of_other_lengths_cost_one_step_its_drafts(wrong):
+    sessions = EngineSessions(
+        LocalDrafter(None, DraftConfig(strategy="adaptive")), most_drafted=4, vocabulary_size=_VOCABULARY
+    )
+    texts = _arrays([1, 2, 1, 2, 1], [3, 4, 3, 4, 3])
+    assert sessions.draft(texts, **{"capacities": [8, 8]} | wrong, request_ids=["a", "b"]).num_nodes == 0
+    assert sessions.counts.failed_steps == 1
+    assert all(sessions.draft(texts, [8, 8], request_ids=["a", "b"]).lists())
+    sessions.close()
+
+
+def test_threads_that_share_sessions_break_nothing():
+    sessions = EngineSessions(
+        LocalDrafter(None, DraftConfig(strategy="adaptive")), most_drafted=4, vocabulary_size=_VOCABULARY,
+        cost=LearnedCost(),
+    )  # fmt: skip
+
+    def draft_often(first: int) -> None:
+        text = [first, first + 1] * 100
+        for length in range(6, len(text)):
+            sessions.draft(_arrays(text[:length]), [8])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(draft_often, range(0, 32, 4)))
+    draft_often(1)
+    assert sessions.counts.failed_steps == 0
+    sessions.close()
 
 
 def test_ids_that_the_model_does_not_have_are_not_drafted():
