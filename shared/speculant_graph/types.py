@@ -283,8 +283,8 @@ class DrafterStatistics:
     """Failed steps that were not sent, because the drafter was known to be down."""
     late_answers: int = 0
     """Responses that arrived after their step had continued without them."""
-    is_paused: bool = False
-    """Whether the sidecar is suspended after failures."""
+    num_paused: int = 0
+    """Number of sidecars that are suspended after failures."""
     round_trip_s: tuple[float, ...] = field(default=(), repr=False)
     """Durations of the most recent answered steps in seconds, oldest first."""
     last_failure: str = ""

@@ -42,7 +42,7 @@ class Network:
 
     @property
     def is_paused(self) -> bool:
-        return self.core.statistics().is_paused
+        return self.core.statistics().num_paused > 0
 
     def work(self, *, loses: bool = False) -> None:
         """Carry out the core's actions; openings and answers stay in transit, and with ``loses`` messages are lost."""

@@ -99,8 +99,8 @@ _WARM_UP = 2
 """Number of an engine's first passes to ignore. Passes of a longer warm-up are forgotten when later passes take less
 than half the time."""
 _FEWEST, _PERIOD_S = 10, 0.5
-"""Minimum number of passes and of seconds between two fits. The number of passes doubles until they take that many
-seconds. A fit takes up to a millisecond, between two passes."""
+"""Minimum number of passes and of seconds between two fits. The number doubles with every fit until that many passes
+take these seconds. A fit takes up to a millisecond, between two passes."""
 
 
 def _features(num_tokens: NDArray[np.intp], num_rows: int | NDArray[np.float64]) -> NDArray[np.float64]:

@@ -14,8 +14,8 @@ from speculant_graph.budget.pass_cost import PassCost
 _MEMORY = 0.98
 """Factor by which a step's weight decays with every later step."""
 _FEWEST, _PERIOD_S = 12, 0.5
-"""Minimum number of steps and of seconds between two updates of prices. The number of steps doubles until they take
-that many seconds. An update takes about a millisecond, between two passes."""
+"""Minimum number of steps and of seconds between two updates of prices. The number doubles with every update
+until that many steps take these seconds. An update takes about a millisecond, between two passes."""
 _MOST_TURNS = 64
 """Maximum number of first steps that alternate between drafting and not drafting. The limit matters if most passes read
 prompts, because such passes are not measured."""

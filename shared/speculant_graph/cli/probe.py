@@ -75,11 +75,13 @@ def _problem(address: str) -> str:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:  # a call's RpcError is the call itself
-            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                return f"{error.code().name}: no gRPC server answers there; see its log"
             from speculant_graph.rpc.status import from_status
 
-            return str(from_status(error.code(), error.details()))
+            problem = str(from_status(error.code(), error.details()))
+            is_refused = "no server answers there" in problem  # the problem contains the fix
+            if is_refused or error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                return problem
+            return f"{problem}: no gRPC server answers there; correct the address, or see the server's log"
     if answer.status == health_pb2.HealthCheckResponse.SERVING:
         return ""
     return f"{health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)}: it's starting or stopping; see its log"

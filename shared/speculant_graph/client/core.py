@@ -106,7 +106,7 @@ class ClientCore:
 
     def statistics(self) -> DrafterStatistics:
         """Return the current counts, and whether the drafter is paused."""
-        return replace(self.counts.snapshot(), is_paused=self.breaker.is_down)
+        return replace(self.counts.snapshot(), num_paused=int(self.breaker.is_down))
 
     def take_actions(self) -> list[Action]:
         """Return the actions since the last call, in order."""

@@ -122,7 +122,7 @@ class SidecarFleet:
             summed = _sum([self._left, *counts.values()])
         return DrafterStatistics(
             **summed,
-            is_paused=all(each.is_paused for each in current),
+            num_paused=sum(each.num_paused for each in current),
             round_trip_s=tuple(time_s for each in counts.values() for time_s in each.round_trip_s),
             last_failure="; ".join(f"{at}: {each.last_failure}" for at, each in counts.items() if each.last_failure),
         )

@@ -140,7 +140,9 @@ def socket_path(address: str) -> Path | None:
 def _malformed(address: str) -> ConfigError:
     return ConfigError(
         f"{address!r} is not an {{field}}",
-        fix="write host:port, [::1]:port or unix:///path/to.sock",
+        fix="write dns:///name:port"
+        if address.startswith("dns:")
+        else "write host:port, [::1]:port or unix:///path/to.sock",
         field="address",
     )
 

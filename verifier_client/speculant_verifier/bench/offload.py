@@ -1,4 +1,4 @@
-"""``speculant bench offload``: runs a model larger than memory, with and without drafts, and with accelerate.
+"""``speculant bench offload``: compares drafts, no drafts and accelerate for a model that exceeds memory.
 
 Weights are random, because the time of a pass does not depend on them. The model is forced to output recorded text,
 whose tokens are renumbered so that a small vocabulary suffices. A draft model has real weights: it drafts the recorded

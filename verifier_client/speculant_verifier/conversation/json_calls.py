@@ -77,7 +77,7 @@ class JsonCalls:
         return False
 
     def _body(self, *, final: bool) -> bool:
-        """Search for the name and the arguments of a call, or for the end of other text."""
+        """Search for a call's name and arguments; if the text is no call, search for its end."""
         head = _HEAD.match(self._held)
         if head is not None and (name := _decoded(head[1])) is not None:
             self._begin(str(name))

@@ -124,7 +124,7 @@ def _choose(
 
 
 def _drawn_from_the_same(draft: Draft, siblings: Sequence[int]) -> list[Drawn] | None:
-    """Return the distributions of a node's children; None if they are unknown or differ."""
+    """Return one distribution per child of a node; None if they are unknown or not all equal."""
     first = drawn_from(draft, siblings[0])
     if first is None:
         return None

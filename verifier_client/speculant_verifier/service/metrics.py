@@ -67,7 +67,7 @@ _GAUGES = (
     ("kv_bytes", "engine.num_kv_bytes", "Memory of keys and values, free rows included, in bytes."),
     ("prefix_cache_bytes", "prefix_cache.num_bytes", "Memory of the prefix cache, in bytes."),
     ("target_cache_bytes", "target_cache.num_bytes", "Memory of the target cache, in bytes."),
-    ("drafter_paused", "drafter.is_paused", "1 while requests to the sidecar pause after failures."),
+    ("drafter_paused", "drafter.num_paused", "Sidecars to which requests pause after failures."),
     ("draft_model_judged_tokens", "draft_model.num_judged",
      f"Latest tokens by which the current adapter is judged, at most {HIT_WINDOW}; every swap resets it."),
     ("draft_model_acceptance", "draft_model.acceptance",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,8 +46,10 @@ BLOCK_TOKENS = 1 << 24
 """Tokens of a block of the stream."""
 MOST_KEYS = 1 << 24
 """Maximum number of keys of a part. With more, its records would fill the object store."""
-_PATIENCE_S = 10
-"""Timeout of a connection to the cluster, in seconds."""
+_FOUND_BY_RAY = ("auto", "local")
+"""Addresses for which Ray finds or starts the cluster."""
+_PATIENCE_S, _LONGEST_CONNECT_S = 10.0, 20.0
+"""Timeouts in seconds: until a server accepts a connection, and until a cluster does."""
 _ONE_CORE = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
 """Environment of the tokenizer's library: one thread, but not Python's, in which it takes a third more time."""
 _tokenizers: dict[str, CorpusTokenizer] = {}
@@ -68,12 +71,17 @@ def workers_on_ray(address: str) -> Iterator[Workers]:
     with needed_for("building on Ray", "ray"):
         import ray
     local = {"include_dashboard": False} if address == "local" else {}
+    connect = partial(ray.init, address, log_to_driver=False, logging_level="ERROR", **local)
     try:
-        _reach(address)
-        ray.init(address, log_to_driver=False, logging_level="ERROR", **local)
+        if address in _FOUND_BY_RAY:
+            connect()
+        else:
+            _reach(address)
+            _within(_LONGEST_CONNECT_S, connect)
     except (OSError, RuntimeError, TimeoutError, ValueError) as error:
         raise ConfigError(
-            f"there is no Ray cluster at {address} ({first_line(error)})", fix="start it, or use --ray local"
+            f"no connection to a Ray cluster at {address} ({first_line(error)})",
+            fix="start it, set RAY_AUTH_MODE=token if it requires a token (docs/corpus.md), or use --ray local",
         ) from error
     try:
         yield Workers(partial(_encode, ray), partial(_count, ray))
@@ -82,10 +90,40 @@ def workers_on_ray(address: str) -> Iterator[Workers]:
 
 
 def _reach(address: str) -> None:
-    """Raise an OSError if no server listens at the address, because Ray itself would retry for minutes."""
+    """Raise an OSError if no server listens at the address, because Ray itself would retry for minutes.
+
+    Raises:
+        ConfigError: the address has no form that Ray knows.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), _PATIENCE_S).close()
+    if not host or "/" in host or not port.isdigit():
+        raise ConfigError(
+            f"{address!r} is no address of a Ray cluster", fix="write host:port, ray://host:port, auto or local"
+        )
+    socket.create_connection((host, int(port)), _PATIENCE_S).close()
+
+
+def _within(longest_s: float, connect: Callable[[], object]) -> None:
+    """Connect in a thread, because Ray retries for minutes if a server is no cluster or refuses the token.
+
+    Raises:
+        TimeoutError: it takes longer.
+    """
+    failures: list[Exception] = []
+
+    def connect_here() -> None:
+        try:
+            connect()
+        except Exception as error:  # raised below
+            failures.append(error)
+
+    thread = threading.Thread(target=connect_here, name="speculant-ray", daemon=True)
+    thread.start()
+    thread.join(longest_s)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer from a cluster within {longest_s:.0f} s")
+    if failures:
+        raise failures[0]
 
 
 def _encode(
