@@ -61,8 +61,8 @@ def read_documents(
     Args:
         source: the file.
         config: ``text_field`` names the field with a record's text or token ids. Dots in the name lead into nested
-            objects, and into each element of lists, unless the record has a field of exactly that name. Texts of
-            several elements are joined by newlines.
+            objects, and into each element of lists, unless the record has a field of exactly that name. If
+            there are several elements, their texts are joined by newlines.
         vocabulary_size: token ids of records must be below this number.
         on_bad_record: called for every bad record; without it, a bad record raises an error.
 

@@ -17,7 +17,7 @@ VERSION_KEY = "x-speculant-version"
 
 
 class SequenceStatus(enum.IntEnum):
-    """The outcome for one sequence of a batch; the wire uses the same numbers."""
+    """The outcome for one sequence of a batch. The values are those of the wire."""
 
     OK = 1
     """The sequence has a draft, possibly without nodes."""
