@@ -316,7 +316,7 @@ class EngineSessions:
         self._finish([session_id for session_id in batch.ended if session_id not in kept])
 
     def _end_all(self) -> None:
-        """End all sequences; those that continue begin anew with the next step."""
+        """End all sequences. A sequence that continues begins anew with the next step."""
         try:
             self._end(self._tracker.match([], None))
             self._finish_kept()
