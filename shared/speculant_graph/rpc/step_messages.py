@@ -17,7 +17,7 @@ VERSION_KEY = "x-speculant-version"
 
 
 class SequenceStatus(enum.IntEnum):
-    """The outcome for one sequence of a batch. The values are those of the wire."""
+    """The outcome for one sequence of a batch. The wire format uses the same values."""
 
     OK = 1
     """The sequence has a draft, possibly without nodes."""

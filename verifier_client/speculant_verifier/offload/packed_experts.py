@@ -29,7 +29,7 @@ BLOCK = 32
 _STRETCH = 1 << 21
 """Size of the buffer of decoded rows, in bytes."""
 _TOGETHER = 4
-"""Number of experts that a GPU decodes together; those of gpt-oss-20b take 50 MB each in bfloat16."""
+"""Number of experts that a GPU decodes at a time. An expert of gpt-oss-20b takes 50 MB in bfloat16."""
 _METHOD = "speculant-packed"
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The 16 values of E2M1, indexed by their four bits."""
