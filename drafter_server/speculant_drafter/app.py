@@ -1,7 +1,8 @@
 """The HTTP server of the sidecar: /metrics for Prometheus, /healthz for HTTP probes, and the explorer.
 
-The explorer is a web page that shows the served graphs, with its JSON API. It runs in the HTTP thread; lookups run in
-another thread, one at a time. Lookups can read graphs, but no sessions, learned text or keys.
+The explorer is a web page that shows the served graphs, together with the JSON API that the page calls. The explorer
+runs in the HTTP thread; its graph lookups run in another thread, one at a time. Lookups can read graphs, but not
+sessions, learned text or access keys.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ SECURITY = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-"""Headers of error responses and of the explorer's responses."""
+"""Security and caching headers of the explorer's responses and of all error responses."""
 _MAX_WAITING = 8
-"""Maximum number of concurrent API requests."""
+"""Maximum number of concurrent requests to the explorer's API."""
 _MAX_BODY_BYTES, _BODY_TIMEOUT_S = 1 << 18, 5.0
 _PATHS = "/metrics, /healthz, /explorer/ and /explorer/api/v1/graphs"
 _NO_TOKENIZER = (
@@ -115,7 +116,10 @@ def create_app(
 
 
 def refuse(error: Exception) -> Response:
-    """Return the response to a failed request: a status, and one line that ends with a fix."""
+    """Return the HTTP response to a failed request: a status code, and a one-line message with a fix.
+
+    The message of an unexpected error points to the log instead.
+    """
     headers = dict(SECURITY)
     if isinstance(error, HTTPException):  # raised by Starlette
         status = error.status_code
@@ -133,7 +137,7 @@ def refuse(error: Exception) -> Response:
 
 
 def is_open(config: ServerConfig, access: AccessConfig) -> bool:
-    """Return whether the explorer is served: only on a loopback address, and not if gRPC requires certificates."""
+    """Return whether to serve the explorer: only on loopback, and only if gRPC requires no client certificates."""
     return is_loopback(config.metrics_listen.rpartition(":")[0]) and access.tls_client_ca is None
 
 
@@ -141,7 +145,7 @@ class Explorer:
     """Handles requests under ``/explorer``."""
 
     def __init__(self, config: ServerConfig, access: AccessConfig, draft: DraftConfig, graphs: GraphRegistry) -> None:
-        """Make an explorer without tokenizers.
+        """Make an explorer; it loads its tokenizers later.
 
         Args:
             config: server settings with the HTTP address and the default graph, whose folder may contain tokenizers.
@@ -166,11 +170,11 @@ class Explorer:
                 await asyncio.get_running_loop().run_in_executor(self._worker, self._tokenizer, tokenizer)
 
     def close(self) -> None:
-        """Wait for the running lookup."""
+        """Wait for the running lookup, and cancel the queued lookups."""
         self._worker.shutdown(cancel_futures=True)
 
     def routes(self) -> list[Route]:
-        """Return the routes of the page and the API."""
+        """Return the HTTP routes of the explorer's page and of its API."""
         if not self.is_open:
             return [Route(PATH, self._closed), Route(PATH + "/{name:path}", self._closed)]
         return [
@@ -255,12 +259,12 @@ class Explorer:
 
 
 def _principal(request: Request) -> Principal:
-    """Return the client of a request.
+    """Return the client that sent an HTTP request.
 
     Raises:
-        AccessError: no keys are required, and the request's host is not this machine. After a browser has loaded a page
-            of another site, the site's name may change and resolve to this machine (DNS rebinding). The browser would
-            then let that page read our responses.
+        AccessError: no keys are required, and the request's host is not this machine. In a DNS rebinding attack, a
+            browser has loaded a page of another site, whose name then resolves to this machine. The browser would then
+            let that site's page read this server's responses.
     """
     principal: Principal = request.scope[PRINCIPAL]
     host = request.headers.get("host", "").lower()

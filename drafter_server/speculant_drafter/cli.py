@@ -14,20 +14,23 @@ from speculant_graph.strategies import NGRAM_STRATEGIES
 
 
 class DrafterSettings(CommandSettings):
-    """Serve graphs to verifiers over gRPC. Stops cleanly on SIGTERM or Ctrl-C, reloads graphs on SIGHUP."""
+    """Serve graphs to verifiers over gRPC.
+
+    The sidecar stops cleanly on SIGTERM or Ctrl-C, and reloads its graphs and access file on SIGHUP.
+    """
 
     server: ServerConfig = ServerConfig()
-    """Addresses and graphs of the service."""
+    """Addresses that the sidecar listens on, and graphs that it serves."""
     access: AccessConfig = AccessConfig()
-    """Permitted clients. --access FILE is short for --access.file FILE."""
+    """Clients that may use the sidecar, and its TLS certificates. --access FILE is short for --access.file FILE."""
     draft: NgramDraftConfig = NgramDraftConfig()
-    """Default draft settings for requests."""
+    """Draft settings that apply unless a request sets its own."""
     fold: FoldConfig = FoldConfig()
-    """How text in the folder 'server.learned' becomes graphs."""
+    """How accepted text in the folder 'server.learned' is folded into graph files."""
     log_level: LogLevel = "INFO"
-    """Least severe messages to show, on standard error."""
+    """Lowest severity of the log messages that are written to standard error."""
     log_format: LogFormat = "text"
-    """'text' for people, 'json' for one object per line."""
+    """Format of log messages: 'text' for people, or 'json' for one JSON object per line."""
 
 
 def run(arguments: Sequence[str]) -> int:

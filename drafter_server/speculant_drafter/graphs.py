@@ -1,11 +1,11 @@
-"""Loads the served graphs by name, and replaces them without failing a step.
+"""Loads the served graphs by name, and replaces them on a reload without failing a drafting step.
 
-Until it ends, a session keeps the graph generation that it was opened with; new sessions get the new generation. Graphs
-are loaded in threads; everything else runs on the event loop.
+A session keeps the graph generation that it was opened with; sessions opened after a reload get the new generation.
+Graphs are loaded in threads. Long drafting steps also run in threads, and may get graphs.
 
-Names joined by '+' are layers: sessions draft from all of these graphs, and each graph is a separate source. The
-accepted tokens of such a session go into the learned store of the first graph. A drafter of layers is made when a
-session first asks for it.
+Graph names joined by '+' are layers: a session drafts from all of these graphs, each a separate source of drafts.
+Accepted tokens of a session with layers go into the learned store of the first graph. The drafter for a combination of
+layers is made when a session first asks for that combination.
 """
 
 from __future__ import annotations
@@ -45,36 +45,37 @@ from speculant_graph.serving.process import in_uninterruptible_thread
 from speculant_graph.types import Fingerprint
 
 MOST_LAYERED = 64
-"""Maximum number of cached drafters of layers; the least recently used is dropped. Each drafter takes about 4 MB."""
+"""Maximum number of cached drafters for combinations of layers; the least recently used is dropped. Each cached drafter
+takes about 4 MB of memory."""
 _LAYERS = "+"
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
 
 @dataclass(eq=False, slots=True)
 class ServedGraph:
-    """One generation of a graph."""
+    """One generation of a graph or of a combination of layers; each load makes a new one."""
 
     name: str
     """Name in requests."""
     generation: int
-    """Serial number of this load among all loads of the process."""
+    """Serial number of this generation among all generations that the process has made."""
     path: Path
-    """Path or address of the file."""
+    """Path or address of the graph file."""
     file_bytes: int
-    """Size of the file."""
+    """Size of the graph file, in bytes."""
     graph: NgramGraph
     """The loaded graph."""
     drafter: SessionDrafter
-    """The drafter of this graph."""
+    """Drafter that makes the drafts from this graph."""
     tokenizer: Fingerprint
-    """Tokenizer of the graph's ids."""
+    """Fingerprint of the tokenizer of the graph's token ids."""
     layers: tuple[ServedGraph, ...] = ()
-    """Served generations of the combined graphs, if this is a combination of layers."""
+    """The served generations of the combined graphs, if this is a combination of layers; otherwise empty."""
     num_sessions: int = 0
     """Number of sessions that draft from this graph, directly or as a layer."""
 
     def count(self, sessions: int) -> None:
-        """Add a number of opened sessions; a negative number counts ended sessions."""
+        """Add to the number of open sessions; a negative number subtracts sessions that have ended."""
         for each in (self, *self.layers):
             each.num_sessions += sessions
 
@@ -85,7 +86,7 @@ def loading() -> UnavailableError:
 
 
 class GraphRegistry:
-    """All served graphs. Use it only on the event loop."""
+    """All served graphs. Threads may call :meth:`get`; use everything else only on the event loop."""
 
     def __init__(
         self,
@@ -172,7 +173,7 @@ class GraphRegistry:
             yield f"server.tenant_graphs.{tenant}", layers
 
     def default_of(self, tenant: str) -> str:
-        """Return the default graphs of a tenant; empty for the server's default."""
+        """Return the names of a tenant's default graphs; an empty text means the server's default."""
         return self._config.tenant_graphs.get(tenant, "")
 
     def _of_layers(self, name: str, layers: tuple[ServedGraph, ...]) -> ServedGraph:
@@ -265,7 +266,7 @@ class GraphRegistry:
 
     @property
     def learned_tokens(self) -> int:
-        """Learned tokens of all tenants in memory."""
+        """Number of learned tokens in memory, over all tenants."""
         return sum(store.num_tokens for store in list(self._learned.values()))
 
     @property
@@ -274,7 +275,7 @@ class GraphRegistry:
         return any(store.is_failing for store in list(self._learned.values()))
 
     async def close(self) -> None:
-        """Save learned text to disk, and close the stores."""
+        """Save all learned text to disk, and close the stores that hold it."""
         await self.save()
         for store in self._learned.values():
             await asyncio.to_thread(store.close)

@@ -1,6 +1,6 @@
 """The sidecar's metrics for Prometheus.
 
-No label has values that clients choose (tenants, sessions), because every value adds a time series.
+No metric has labels with client-chosen values, such as tenants or sessions, because every value adds a time series.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ STEP_BOUNDS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 
 """Upper bounds of the response-time histogram, in seconds; the last bucket has no bound."""
 
 SessionEnd = Literal["closed", "idle", "limit", "memory", "diverged"]
-"""Reasons for the end of a session: its client closed it; it was idle for too long; it was evicted because of the
-number of sessions or their memory; or its tokens contradicted the stored tokens."""
+"""Reason for the end of a session. Its client closed it, it was idle for too long, or its tokens contradicted the
+stored tokens. Other sessions were evicted to limit the number of sessions or their memory."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class ServerMetrics:
-    """Counters since the start, and gauges that the server sets before each read."""
+    """Counters since the sidecar's start, and gauges that the sidecar updates before each scrape."""
 
     def __init__(self) -> None:
         """Make all metrics, with zero counts."""
@@ -77,6 +77,6 @@ class ServerMetrics:
         self.fold_seconds = counter("fold_seconds", "Time of all fold processes, in seconds.")
 
     def on_fold(self, seconds: float, is_done: bool) -> None:
-        """Count a fold; thread-safe."""
+        """Count a finished fold of learned text, successful or failed; thread-safe."""
         self.fold_seconds.inc(seconds)
         (self.folds if is_done else self.failed_folds).inc()

@@ -1,4 +1,4 @@
-"""A sidecar with its sockets, health checks, graphs and reloads, which start and stop in the right order."""
+"""Runs a sidecar: starts and stops its sockets, health checks and graphs in order, and reloads its files."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from speculant_graph.serving.listening import server_credentials
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 _SWEEP_S = 5.0
 GRACE_S = 5.0
-"""Seconds that running calls get to finish when the sidecar stops. A stream ends after its current step, which takes
-milliseconds."""
+"""Seconds that running calls get to finish when the sidecar stops. On a stop, each stream ends after its current step,
+which takes milliseconds."""
 _SAVE_S = 2.0
 """Seconds between two saves of learned text."""
 

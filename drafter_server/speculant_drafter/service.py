@@ -42,15 +42,15 @@ ADMIN_SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DrafterAdminService"].full_
 """Names of the services, for health checks."""
 
 _MOST_AT_ONCE_NS = 2_000_000
-"""Limit in nanoseconds; a step that may take longer runs in a thread. The switch to a thread takes 0.1 ms, and steps of
-usual batches stay below the limit."""
+"""Time limit in nanoseconds for a step on the event loop; a step that may take longer runs in a thread. Switching to a
+thread takes 0.1 ms, and the steps of typical batches stay below this limit."""
 _NUM_LONG_STEPS = 4
-"""Number of threads for such steps. With several, one step can't block all others; with so few, the event loop still
-gets a core."""
+"""Number of threads for steps that may take long. With several threads, one long step can't block the other long steps;
+with only a few, the event loop still gets a core."""
 _ANY_CONFIG = DraftConfig()
 _Counted = tuple[bytes, int, int, int, int, int]
-"""A response, followed by five figures of its step: sequences, nodes, empty drafts, sequences without the neural model,
-and nanoseconds."""
+"""An encoded response, and five figures of its step: sequences, nodes, empty drafts, sequences drafted without the
+neural model, and nanoseconds."""
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
 
 
@@ -112,10 +112,11 @@ class DrafterService:
         )
 
     def drain(self) -> None:
-        """End the streams, which would otherwise stay open.
+        """End the clients' open streams for a shutdown; otherwise they would stay open.
 
-        Only streams that wait for a request are cancelled. If a stream is cancelled while its response is being sent,
-        gRPC leaves it open and waits for it. Other streams end themselves before their next request.
+        Only streams that wait for a request are cancelled. gRPC leaves a stream open, and waits for it, if the stream
+        is cancelled while its response is being sent. Streams that are busy with a step end themselves before they read
+        their next request.
         """
         self._is_draining = True
         for task in self._reading:
@@ -147,7 +148,7 @@ class DrafterService:
             self._reading.discard(task)
 
     async def open_session(self, payload: bytes, call: Call) -> bytes:
-        """Compare tokenizers, and open a session."""
+        """Compare the client's tokenizer with the graph's, and open a session."""
         try:
             return await self._open_session(payload, call)
         except Exception as error:
@@ -261,18 +262,18 @@ def _check_options(options: bytes) -> None:
 
 
 def _default_generation(graphs: GraphRegistry) -> int:
-    """Return the default graph's generation, for responses without a graph."""
+    """Return the default graph's generation, which a response reports if no graph drafted for it."""
     return graphs.get("").generation
 
 
 def _drafter_of(graphs: GraphRegistry, name: str, principal: Principal) -> tuple[_core.Drafter, int]:
-    """Return the drafter of a graph, for sequences without a session, and the graph's generation."""
+    """Return a graph's drafter, which serves sequences without a session, and the graph's generation."""
     served = _graph_for(graphs, name, principal)
     return served.drafter.core, served.generation
 
 
 def _graph_for(graphs: GraphRegistry, name: str, principal: Principal) -> ServedGraph:
-    """Return a graph that the client may use.
+    """Return the graph of a requested name, if the client may use it.
 
     Raises:
         UnknownGraphError: no graph has this name, or the client may not use it.
@@ -331,7 +332,7 @@ def _info(served: ServedGraph) -> pb.GraphInfo:
 
 
 def parsed(message_class: Any, payload: bytes) -> Any:
-    """Parse a payload as a message of a class.
+    """Parse a request's bytes as a protobuf message of the given class.
 
     Raises:
         DraftRequestError: the payload can't be parsed.

@@ -1,4 +1,4 @@
-"""The open sessions and their graphs. The C++ core keeps their positions and chooses sessions to evict.
+"""The open sessions and their graphs. The C++ core stores each session's position and chooses the sessions to evict.
 
 This module does not depend on gRPC, and the clock is a parameter.
 """
@@ -24,21 +24,23 @@ class Limits:
     max_calls: int = 1_024
     """Maximum number of concurrent calls, including open streams."""
     max_message_bytes: int = 1 << 20
-    """Largest message that is accepted or sent."""
+    """Maximum size of a received or sent message, in bytes."""
     max_sequences: int = 256
-    """Maximum number of sequences in a step. A step beyond this limit, or one of the next three limits, is refused."""
+    """Maximum number of sequences in a step. A step is refused if it exceeds ``max_sequences``, ``max_tokens``,
+    ``max_nodes`` or ``max_step_nodes``."""
     max_tokens: int = 262_144
-    """Maximum number of context tokens."""
+    """Maximum number of context tokens in one message, for all its sequences."""
     max_nodes: int = 2_048
     """Maximum number of drafted nodes for one sequence."""
     max_step_nodes: int = 8_192
-    """Maximum number of drafted nodes for all sequences of a step, because other clients wait for it."""
+    """Maximum number of drafted nodes for all sequences of a step, because other clients wait for the step."""
     max_sessions: int = 10_000
-    """Maximum number of open sessions. Beyond it, the longest idle session is dropped, if any session is idle."""
+    """Maximum number of open sessions. Beyond this number, the session that has been idle longest is dropped, if any
+    session is idle."""
     idle_timeout_s: float = 600.0
     """Seconds without a step after which a session is dropped."""
     busy_s: float = 1.0
-    """Seconds after a step in which a session is never dropped for a new session; the new session is refused."""
+    """Seconds after a step in which its session is never dropped for a new one; the new session is refused."""
 
 
 LIMITS = Limits()
@@ -50,7 +52,7 @@ class OpenSession:
     """An open session."""
 
     graph: ServedGraph
-    """The graph generation of the session, which never changes."""
+    """The graph generation that the session drafts from; it never changes."""
     memory: Memory
     """The tenant's learned text, which stays in memory while the session is open."""
 
@@ -82,7 +84,7 @@ class SessionStore:
             idle_timeout_ns=_ns(limits.idle_timeout_s),
             busy_ns=_ns(limits.busy_s),
         )
-        """The core's table of sessions. After every change, call :meth:`resolve_ended`."""
+        """The core's table of sessions. After every change of this table, call :meth:`resolve_ended`."""
 
     def __len__(self) -> int:
         """Number of sessions, including expired ones that are not dropped yet."""
@@ -100,7 +102,7 @@ class SessionStore:
 
         Args:
             session_id: id of the session.
-            graph: the graph to draft from. A session that is already open keeps its generation.
+            graph: the graph to draft from. A session that is already open keeps its graph generation.
             memory: learned text of the session's tenant.
             learn: whether later sessions of the tenant learn from this one.
 
@@ -133,11 +135,11 @@ class SessionStore:
         return session
 
     def find(self, session_id: int) -> OpenSession | None:
-        """Return an open session; this does not count as a use."""
+        """Return an open session, without counting the call as a use that resets its idle time."""
         return self._sessions.get(session_id)
 
     def num_by_graph(self) -> Counter[str]:
-        """Return the number of sessions per graph name, over all generations; a layer counts as a graph."""
+        """Return the number of sessions per graph name, over all generations; each layer of a session counts."""
         graphs = [session.graph for session in list(self._sessions.values())]
         return Counter(each.name for graph in graphs for each in graph.layers or (graph,))
 
@@ -173,5 +175,5 @@ class SessionStore:
 
 
 def _ns(seconds: float) -> int:
-    """Return nanoseconds, limited to 64 bits."""
+    """Return a duration in nanoseconds, capped so that it fits in 64 bits."""
     return round(min(seconds * 1e9, 2.0**62))

@@ -1,8 +1,9 @@
-"""Steps over a Unix socket without gRPC, for clients on the same machine.
+"""Serves drafting steps over a Unix socket without gRPC, for clients on the same machine.
 
 For an address ``unix:///path``, the sidecar also serves ``path.steps``: a stream of ``StreamDraft`` messages, each with
-a 4-byte little-endian length prefix. All other calls use gRPC. As for gRPC, the permissions of the socket file control
-access. If the access file requires keys, the step socket is closed, and clients also send steps over gRPC.
+a 4-byte little-endian length prefix. Calls other than drafting steps use gRPC. The permissions of the socket file
+control access, as they do for gRPC's Unix sockets. If the access file requires keys, the step socket is closed, and
+clients send their steps over gRPC instead.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class StepSockets:
         self._paths: list[Path] = []
 
     async def listen(self, addresses: list[str]) -> None:
-        """Make a step socket for each Unix socket among the addresses, which this process has locked."""
+        """Make a step socket for each Unix socket among the addresses; this process already holds their locks."""
         for path in filter(None, map(socket_path, addresses)):
             beside = step_socket_path(path)
             previous_mask = os.umask(0o077)  # only this user's clients may connect
@@ -95,10 +96,13 @@ class StepSockets:
 
 
 class StepConnection(asyncio.Protocol):
-    """One client's connection. Steps are answered in order; a first step that can't take long is answered directly."""
+    """One client's connection.
+
+    Steps are answered in order; a short step is answered at once if no earlier step is pending.
+    """
 
     def __init__(self, sockets: StepSockets) -> None:
-        """Make a connection before its client is known."""
+        """Make a connection whose client is not accepted yet."""
         self._sockets = sockets
         self._frames = FrameReader(sockets.most_bytes)
         self._waiting: deque[bytes] = deque()
@@ -120,7 +124,7 @@ class StepConnection(asyncio.Protocol):
         self._waiting.clear()
 
     def data_received(self, data: bytes) -> None:
-        """Answer all complete steps."""
+        """Answer all steps that have arrived completely."""
         if self._transport is None or self._transport.is_closing():
             return
         if not self._sockets.is_open():  # a new access file requires keys
@@ -174,7 +178,7 @@ class StepConnection(asyncio.Protocol):
         self._read_or_wait()
 
     def _read_or_wait(self) -> None:
-        """Stop reading while steps or answers are pending, so that a client can't exhaust the memory."""
+        """Pause reading while steps or answers are pending, so that a client can't exhaust memory; else resume."""
         if self._transport is None or self._transport.is_closing():
             return
         if self._is_full or self.work is not None:

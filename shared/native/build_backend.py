@@ -1,6 +1,7 @@
 """scikit-build-core, plus a compiler if the machine has none: pip then installs the package ziglang for the build.
 
-pyproject.toml names this file as the build backend. All other hooks are those of scikit-build-core.
+pyproject.toml names this file as the build backend. All build hooks that this file does not define are
+scikit-build-core's own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def _has_compiler() -> bool:
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
-    """Return the requirements of a build on this machine."""
+    """Return the packages that a build on this machine requires; a compiler is added if the machine has none."""
     return [
         *_build.get_requires_for_build_wheel(config_settings),
         *([] if _has_compiler() else [_COMPILER_PACKAGE]),
@@ -38,12 +39,12 @@ def _choose_compiler() -> None:
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    """Build a wheel with the available compiler."""
+    """Build a wheel with the machine's compiler, or with zig if there is none."""
     _choose_compiler()
     return _build.build_wheel(wheel_directory, config_settings, metadata_directory)
 
 
 def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
-    """Build an editable wheel with the available compiler."""
+    """Build an editable wheel with the machine's compiler, or with zig if there is none."""
     _choose_compiler()
     return _build.build_editable(wheel_directory, config_settings, metadata_directory)

@@ -1,4 +1,4 @@
-"""The program ``speculant``: separate from the library, so that nothing slow is imported before Ctrl-C is handled."""
+"""The program ``speculant``, separate from the library so that Ctrl-C is handled before slow imports begin."""
 
 from __future__ import annotations
 

@@ -77,10 +77,10 @@ _MODULES = {
     "speculant_verifier.speculation": ("CostTable", "load_or_measure"),
     "speculant_verifier.transformers_generate": ("speculant_generate",),
 }  # fmt: skip
-"""Public names of each module."""
+"""Maps each module to the public names that are imported from it."""
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 __version__: str
-"""Version of the distribution, as installed; read on first use."""
+"""Version of the installed distribution; read from its metadata on first use."""
 
 __all__ = [
     "AccessConfig", "AsyncDrafterClient", "ClientConfig", "CostCurve", "CostTable", "Draft", "DraftConfig",
@@ -117,5 +117,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List the public names, resolved or not."""
+    """List the public names, including names that are not imported yet."""
     return sorted({*globals(), *__all__})

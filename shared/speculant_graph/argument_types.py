@@ -1,4 +1,4 @@
-"""Checks the types of a constructor's arguments, and names the wrong argument."""
+"""Checks the types of a constructor's arguments; the error names the argument with the wrong type."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATH = (str, os.PathLike)
 
 
 def require_types(values: Mapping[str, object], expected: Mapping[str, type | tuple[type, ...]]) -> None:
-    """Refuse arguments of another type than expected; None stands for the default.
+    """Raise an error for arguments of an unexpected type; None is accepted and stands for the default.
 
     Args:
         values: the arguments by name; others are ignored.
@@ -33,7 +33,7 @@ def require_types(values: Mapping[str, object], expected: Mapping[str, type | tu
 
 
 def require_paths(name: str, value: Any) -> list[str | Path]:
-    """Return the paths in an argument, which is a file name or several; None means no paths.
+    """Return an argument's paths as a list; the argument is one path or several, and None means no paths.
 
     Args:
         name: name of the argument.
@@ -49,7 +49,7 @@ def require_paths(name: str, value: Any) -> list[str | Path]:
 
 
 def require_methods(name: str, value: object, methods: tuple[str, ...]) -> None:
-    """Refuse an argument that lacks methods; None stands for the default.
+    """Raise an error for an argument that lacks methods; None is accepted and stands for the default.
 
     Args:
         name: name of the argument.

@@ -31,7 +31,7 @@ def parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *argumen
 
 
 def _with_dashes(parser: ArgumentParser, arguments: Sequence[str]) -> list[str]:
-    """Return a command line with dashes in flags that are spelled like settings, such as ``--graph.max_order``."""
+    """Return a command line in which flags spelled with underscores, such as ``--graph.max_order``, have dashes."""
     known = {name for flag in parser._option_string_actions for name in (flag, flag.replace("--no-", "--", 1))}
     flags = list(arguments)
     for index, argument in enumerate(arguments):
@@ -44,11 +44,11 @@ def _with_dashes(parser: ArgumentParser, arguments: Sequence[str]) -> list[str]:
 
 
 def _take_switches(parser: ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Remove switches with a value, such as ``--measure-costs false``, from a command line.
+    """Remove boolean switches and their values, such as ``--measure-costs false``, from a command line.
 
     Returns:
-        The other arguments, and the switches' values by destination. These values are validated like values from a
-        file.
+        The remaining arguments, and the values of the removed switches by argparse destination. The values of the
+        switches are validated like values from a TOML file.
     """
     switches: dict[str, str] = {}
     names: dict[str, str] = {}

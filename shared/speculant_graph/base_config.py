@@ -20,7 +20,7 @@ _NO_FILE_ENCODINGS = frozenset({"idna", "punycode", "undefined", "unicode-escape
 
 
 class Config(BaseModel):
-    """Base of all configuration: frozen, strict about names, documented by its attribute docstrings."""
+    """Base class of all settings: frozen, refuses unknown names, and documented by its attribute docstrings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
 
@@ -58,12 +58,12 @@ class Config(BaseModel):
 
 _SECRET_WORDS = frozenset({"token", "key", "password"})
 _VALUES = reprlib.Repr()
-"""Formatter of given values, which shortens long ones."""
+"""Formatter for the invalid values that error messages quote; it shortens long values."""
 _VALUES.maxstring = _VALUES.maxlong = 120
 
 
 def shown_problem(problem: Mapping[str, Any], name: str) -> str:
-    """Return the problem of a setting in one line, with ``{field}`` for its name; secrets are not shown.
+    """Return a setting's problem as one line, with ``{field}`` in place of its name; secrets are not shown.
 
     Args:
         problem: one of pydantic's ``ValidationError.errors()``.
@@ -77,8 +77,8 @@ def shown_problem(problem: Mapping[str, Any], name: str) -> str:
 def names_in(location: Sequence[str | int], kind: type[BaseModel]) -> list[str]:
     """Return the names of the setting in the location of a pydantic error: ``["prediction"]``.
 
-    A location also contains table keys as [key], the indices of list items, and each type of a setting with several
-    types.
+    A pydantic location also contains table keys as [key], indices of list items, and the type names of a setting with
+    several types.
 
     Args:
         location: the location of the error, relative to ``kind``.
@@ -93,7 +93,7 @@ def names_in(location: Sequence[str | int], kind: type[BaseModel]) -> list[str]:
 
 
 def setting_error(error: ValidationError, kind: type[Config]) -> ConfigError:
-    """Return pydantic's first error as an error about a setting given in Python.
+    """Return pydantic's first error as a ConfigError about a setting that Python code passed.
 
     Args:
         error: pydantic's errors.
@@ -109,10 +109,10 @@ def setting_error(error: ValidationError, kind: type[Config]) -> ConfigError:
 
 
 def check_encoding(name: str) -> str:
-    """Return the name of an encoding of text files, or 'auto'.
+    """Return the given name if it is 'auto' or a text encoding that Python knows.
 
     Raises:
-        ValueError: Python knows no such encoding.
+        ValueError: Python knows no text encoding of this name.
     """
     try:
         is_text = name == "auto" or (

@@ -23,10 +23,10 @@ from speculant_graph.types import (
 )
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
-"""Default model, for which the project is made."""
+"""Default target model, which this project is made for."""
 
 MINIMUM_BUILD_MEMORY = 512_000_000
-"""Bytes that Python, the tokenizer and the smallest useful partition take together."""
+"""Minimum memory limit of a build, in bytes: Python, the tokenizer and the smallest useful partition."""
 
 
 def _split(names: object) -> object:
@@ -37,16 +37,16 @@ class GraphConfig(Config):
     """How a graph is built from text."""
 
     tokenizer_name: str = DEFAULT_MODEL
-    """Tokenizer: a name on the hub or a folder. It must be the tokenizer of the verifier."""
+    """Tokenizer: a name on the hub or a folder. The target model must use the same tokenizer."""
     max_order: Annotated[int, Field(ge=1, le=10)] = 5
-    """Longest context in tokens. Contexts of every length from 1 up to it are counted."""
+    """Length of the longest context in tokens. Contexts of every length from 1 up to it are counted."""
     chunk_size: Annotated[int, Field(ge=1_024)] = 1_000_000
     """Number of characters tokenised at a time. More is faster and takes more memory; the graph is the same."""
     hf_token: SecretStr | None = None
     """Access token for gated tokenizers on the hub."""
     text_field: str = "text"
-    """Field of JSON and JSON Lines records that contains the text or a list of token ids, which are counted unchanged.
-    Dots in the name lead into nested objects and through lists."""
+    """Field of JSON and JSON Lines records that holds the text, or a list of token ids, counted unchanged. Dots in the
+    field's name lead into nested objects and into each element of a list."""
     encoding: Annotated[str, AfterValidator(check_encoding)] = "auto"
     """Encoding of files that are not UTF-8, such as cp1252. 'auto' recognises many encodings and refuses ambiguous
     files."""
@@ -55,66 +55,67 @@ class GraphConfig(Config):
     and lists them in the graph."""
     special_tokens: SpecialTokensName = "text"
     """Treatment of special tokens spelled out in a text, such as '<|start|>': 'text' encodes them as ordinary text,
-    'parse' as special tokens. Use 'parse' for text that you trust, such as the model's own recorded outputs."""
+    'parse' as special tokens. 'parse' is for trusted text, such as the model's own recorded outputs."""
     document_boundaries: bool = False
-    """Count no n-gram that crosses from one document (file or JSON record) into the next."""
+    """Count only n-grams within one document (a file or a JSON record), never across two documents."""
     neural: bool = True
-    """Train a small neural model on the text. It drafts text that is not in the corpus word for word. Training takes up
-    to half a minute, and the model up to 10 MB of the file."""
+    """Train a small neural model on the text. The neural model drafts text that the corpus does not contain word for
+    word. Training takes up to half a minute, and the model adds up to 10 MB to the graph file."""
     memory: Annotated[ByteSize, Field(ge=MINIMUM_BUILD_MEMORY)] = ByteSize(2_000_000_000)
-    """Memory limit of a build, such as 2GB; corpora may be larger. Mapped files don't count."""
+    """Memory limit of a build, such as 2GB; the corpus may be larger. Memory-mapped files don't count."""
 
 
 class DraftConfig(Config):
-    """Drafting: how much, by which strategy, from which sources."""
+    """How much to draft, by which strategy, and from which sources."""
 
     k: Annotated[int, Field(ge=0, le=2_048)] = 8
     """Maximum number of tokens drafted per step; 0 turns speculation off."""
     strategy: Annotated[StrategyName, Field(description=described(get_args(StrategyName)))] = "tree"
-    """How drafts are made; :data:`~speculant_graph.strategies.STRATEGIES` has the text of ``--help``."""
+    """Strategy that makes the drafts; :data:`~speculant_graph.strategies.STRATEGIES` has the text of ``--help``."""
     max_candidates: Annotated[int, Field(ge=0)] = 0
-    """Maximum number of tokens in a draft distribution q. The distribution is cut and renormalised before a token is
-    drawn. 0 keeps the whole distribution."""
+    """Maximum number of tokens that a draft distribution q may contain. Before a token is drawn, the distribution is
+    cut to this number and renormalised. 0 keeps the whole distribution."""
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-    """Temperature of 'sampling'. The draft distribution is raised to the power of 1 / temperature, normalised, capped,
-    and returned as q. Below 1, the most probable tokens are drawn more often, above 1 the others."""
+    """Temperature of 'sampling'. The draft distribution is raised to the power of 1 / temperature, capped at
+    'max_candidates' tokens, normalised, and returned as q. Below 1, the most probable tokens are drawn more often;
+    above 1, the less probable tokens are."""
     sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(get_args(SourceName))
-    """Sources of 'tree', 'adaptive' and 'specexec': 'corpus', 'session' (the sequence itself), 'learned' (accepted text
-    of earlier sequences), 'recycled' (the target's own top tokens), 'neural' (the graph's neural model, and a
-    small network that mixes all sources)."""
+    """Sources that 'tree', 'adaptive' and 'specexec' draft from. 'corpus' is the graph, 'session' the sequence itself,
+    and 'learned' accepted text of earlier sequences. 'recycled' is the target's own top tokens. 'neural' is the graph's
+    neural model, and a small network that mixes all sources."""
     max_depth: Annotated[int, Field(ge=1, le=255)] = 24
     """Longest path of a draft tree, in tokens."""
     max_branches: Annotated[int, Field(ge=1, le=64)] = 64
-    """Maximum number of children of a node. For 'specexec' with a draft model, it is also the maximum number of nodes
-    in one pass of that model."""
+    """Maximum number of children of a node in a draft tree. For 'specexec' with a draft model, this is also the maximum
+    number of nodes in one forward pass of the draft model."""
     max_learned_tokens: Annotated[int, Field(ge=0)] = 1_000_000
-    """Maximum number of accepted tokens kept per tenant; the oldest are dropped first. 0 learns nothing."""
+    """Maximum number of accepted tokens kept per tenant; the oldest are dropped first. 0 keeps none."""
     n: Annotated[int, Field(ge=2, le=16)] = 4
-    """'nasd': length of the longest n-gram in tokens, one more than the length of its context."""
+    """Length of the longest n-gram of the strategy 'nasd' in tokens, one more than the length of its context."""
     filler_top_k: Annotated[int, Field(ge=0, le=64)] = 3
-    """'nasd': how many of the target's most probable tokens are learned per position. 1 or 0 learns only the emitted
-    token."""
+    """Number of the target's most probable tokens that the strategy 'nasd' learns per position. 1 or 0 learns only the
+    emitted token."""
     stop_if_unknown: bool = True
-    """'nasd': end a draft at an unknown context; otherwise draft a random token there."""
+    """Whether the strategy 'nasd' ends a draft at an unknown context; if not, it drafts a random token there."""
 
 
 class NgramDraftConfig(DraftConfig):
-    """Drafting without a verifier, so without the strategies that need one."""
+    """Drafting settings outside a verifier: strategies that only a verifier can run are not available."""
 
     strategy: Annotated[NgramStrategyName, Field(description=described(NGRAM_STRATEGIES))] = "tree"
-    """How drafts are made, as in :class:`DraftConfig`."""
+    """Strategy that makes the drafts, as in :class:`DraftConfig`."""
 
     @classmethod
     def section(cls) -> str:
-        """Return the section of all settings of drafting."""
+        """Return the name of the section that all drafting settings share: ``draft``."""
         return DraftConfig.section()
 
 
 class VerifierConfig(Config):
-    """Which model verifies, and where it runs."""
+    """Which target model verifies drafts, and where it runs."""
 
     model_name: str = DEFAULT_MODEL
-    """Model: a name on the hub or a folder."""
+    """Target model: a name on the hub or a folder."""
     tokenizer_name: str | None = None
     """Tokenizer: a name on the hub or a folder; by default the model's own."""
     device: str = "auto"
@@ -125,34 +126,33 @@ class VerifierConfig(Config):
     """Number of CPU threads of torch; 0 takes all cores but one. Threads that wait for a busy core slow every step
     down."""
     cuda_graphs: bool = True
-    """On a GPU, record passes as CUDA graphs. A pass then needs one launch instead of thousands, but some more
-    memory."""
+    """On a GPU, record forward passes as CUDA graphs. With CUDA graphs, a forward pass needs one launch instead of
+    thousands, but somewhat more memory."""
     max_batch_size: Annotated[int, Field(ge=1, le=256)] = 8
     """Maximum number of sequences decoded together; others wait for a free slot."""
     max_kv_tokens: Annotated[int, Field(ge=0)] = 0
-    """Maximum size of the KV cache in tokens. Its size is the number of running sequences times the longest length that
-    any of them may reach. Requests wait until there is space. 0 allows the largest batch at the model's longest
-    context."""
+    """Maximum size of the KV cache in tokens: the number of running sequences times the longest length that any of them
+    may reach. Requests wait until the cache has space. 0 allows the largest batch at the model's longest context."""
     target_cache: ByteSize = ByteSize(0)
-    """Memory for a cache of the target's logits by prefix (SpecExec's speculative cache). A cached prefix needs no
-    pass."""
+    """Memory for a cache of the target's logits by prefix (SpecExec's speculative cache). A prefix in this cache needs
+    no forward pass of the target."""
     prefix_cache: ByteSize = ByteSize(1_000_000_000)
-    """Memory for a cache of finished requests' keys and values, which prompts with the same prefix reuse. With streamed
-    weights the cache is off unless you set this."""
+    """Memory for KV cache entries of finished requests, which prompts with the same prefix reuse. If weights are
+    streamed, the prefix cache is off unless this setting is given."""
     measure_costs: bool = True
-    """Measure pass times for a few seconds when a model is first used with drafts on this machine; the result is kept
-    in the cache folder. If this is off, typical costs are assumed."""
+    """Measure the time of forward passes for a few seconds when a model is first used with drafts on this machine. The
+    result is kept in the cache folder. Without this measurement, typical costs of a forward pass are assumed."""
     memory_budget: ByteSize = ByteSize(0)
-    """Memory limit, such as 6GB, of the process, or of the GPU if the model runs on it. Weights that do not fit are
+    """Memory limit, such as 6GB, of the process, or of the GPU if the model runs on a GPU. Weights that do not fit are
     streamed from the disk, or from this machine's memory. 0 uses ``memory_fraction``."""
     host_budget: ByteSize = ByteSize(0)
     """Limit on this machine's memory, such as 20GB, for weights that are not in GPU memory. Weights beyond it are read
     from the disk. 0 uses ``memory_fraction``."""
     memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
-    """Fraction of the free memory, of a GPU and of this machine, that is used where no budget is set."""
+    """Fraction of the free memory, on the GPU and on this machine, that is used where no budget is set."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
-    """Maximum number of decoder layers in memory. For a mixture of experts, it is the number of layers whose experts
-    have space there. By default as many as fit."""
+    """Maximum number of decoder layers in memory. For a mixture of experts, it is the maximum number of layers whose
+    experts have space in memory. By default, as many layers as fit are in memory."""
     hf_token: SecretStr | None = None
     """Access token for gated models on the hub."""
 
@@ -166,13 +166,13 @@ class ClientConfig(Config):
     graph: str = ""
     """Name of the graph to draft from, or up to four names joined by '+'; empty: the sidecar's default."""
     tenant: str = ""
-    """Tenant of the decoded text. Accepted text helps this tenant's later sequences, and no other tenant's."""
+    """Tenant of the decoded text. Its accepted text helps to draft this tenant's later sequences, and no other's."""
     learn: bool = True
     """Let later sequences of the tenant draft from accepted text."""
     deadline_ms: Annotated[float, Field(gt=0)] = 20.0
     """Longest wait for a step's draft, in milliseconds."""
     tls_ca: Path | None = None
-    """Certificates (PEM) of the authorities to trust; enables encryption."""
+    """Certificates (PEM) of the authorities to trust; setting them enables encryption (TLS)."""
     tls_certificate: Path | None = None
     """Certificate (PEM) of this client, for sidecars that require one."""
     tls_key: Path | None = None
@@ -182,18 +182,18 @@ class ClientConfig(Config):
 
 
 class AccessConfig(Config):
-    """Access to a server: the sidecar, or the verifier."""
+    """Which clients may use a server (the sidecar or the verifier), and its TLS certificates."""
 
     file: Path | None = None
-    """TOML file that lists the permitted clients with their tenants and graphs. Without it, every client that can
-    connect may use everything."""
+    """TOML file that lists the permitted clients with their tenants and graphs. Without this file, every client that
+    can connect may use everything."""
     tls_certificate: Path | None = None
-    """Certificate chain (PEM) of this server; with it, TCP addresses are encrypted."""
+    """Certificate chain (PEM) of this server; if set, connections to TCP addresses are encrypted."""
     tls_key: Path | None = None
     """Private key (PEM) of this server's certificate."""
     tls_client_ca: Path | None = None
-    """Certificates (PEM) of the authorities, one of which must have signed a client's certificate. Without this
-    setting, clients need no certificate."""
+    """Certificates (PEM) of authorities; every client must present a certificate that one of them has signed. Without
+    this setting, clients need no certificate."""
 
 
 OPEN_ACCESS = AccessConfig()
@@ -208,21 +208,21 @@ class ServerConfig(Config):
     admin_listen: str = ""
     """Address of the admin service, which must not be public; empty: not served."""
     metrics_listen: str = ""
-    """'host:port' of Prometheus metrics and /healthz over HTTP. The explorer is served there, too, if only this machine
-    can reach the address. Empty: not served."""
+    """'host:port' of Prometheus metrics and /healthz over HTTP. The explorer is served at this address, too, if only
+    this machine can reach it. Empty: not served."""
     graph: Path = Path("graph.pkl")
-    """Default graph file, or an address such as s3://bucket/graph.pkl, which is downloaded. The graph's name is the
+    """Default graph: a file, or an address such as s3://bucket/graph.pkl, which is downloaded. The graph's name is the
     file name without the suffix."""
     graphs: dict[str, Path] = Field(default={})
     """More graph files to serve, each under a name: docs=docs.pkl"""
     default: str = ""
-    """Default graphs of sessions that name none: up to four names joined by '+', such as docs+house. Each of these
-    graphs is a separate source of drafts. Empty: server.graph."""
+    """Graphs for sessions that name no graph: up to four names joined by '+', such as docs+house. Each of these graphs
+    is a separate source of drafts. Empty: server.graph."""
     tenant_graphs: dict[str, str] = Field(default={})
-    """Default graphs of a tenant's sessions that name none: acme=docs+acme-history"""
+    """Graphs for a tenant's sessions that name no graph: acme=docs+acme-history"""
     learned: Path | None = None
-    """Folder that keeps accepted text for later sequences, across restarts. Without it, the text is kept only in
-    memory."""
+    """Folder that keeps accepted text for later sequences, across restarts. Without a folder, accepted text is kept
+    only in memory."""
     max_session_memory: Annotated[ByteSize, Field(ge=1_000_000)] = ByteSize(1_000_000_000)
     """Memory limit of all sessions together, such as 1GB; beyond it, the sessions that have been idle longest are
     dropped."""
@@ -232,16 +232,16 @@ class FoldConfig(Config):
     """How the oldest learned text of a tenant becomes graph files instead of being lost."""
 
     enabled: bool = True
-    """Fold learned text into graph files, if there is a folder for learned text. Otherwise text beyond
+    """Fold the oldest learned text into graph files, if a folder for learned text is set. Without folding, text beyond
     draft.max_learned_tokens is lost."""
     young_tokens: Annotated[int, Field(ge=2)] = 262_144
-    """Number of accepted tokens that a tenant keeps as text. If there are more, a low-priority process counts the
-    oldest half into a graph file of the tenant."""
+    """Maximum number of accepted tokens that a tenant keeps as text. Beyond this maximum, a low-priority process counts
+    the oldest half into a graph file of the tenant."""
     max_tokens: Annotated[int, Field(ge=0)] = 8_000_000
-    """Maximum number of tokens in a tenant's graph files; a token takes some 50 bytes. If there are more, the oldest
-    file is deleted, which has at most half of this number. 0: no limit."""
+    """Maximum number of tokens in a tenant's graph files; a token takes some 50 bytes. Beyond this maximum, the oldest
+    graph file is deleted, which has at most half of this number. 0: no limit."""
     max_days: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """Days after which learned text is deleted. Text in graph files stays up to half as long again. 0: never."""
+    """Days after which learned text is deleted, or up to 1.5 times as many for text in graph files. 0: never."""
 
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -265,7 +265,7 @@ _Origin = Annotated[str, AfterValidator(_check_origin)]
 
 
 class ServiceConfig(Config):
-    """The verifier as a service."""
+    """The verifier as a service over gRPC and HTTP."""
 
     listen: str = "unix:///tmp/speculant-verifier/verifier.sock"
     """Addresses of the gRPC service, separated by commas: 'unix:///path/to.sock' or 'host:port'; empty: not served."""
@@ -290,7 +290,7 @@ def _not_tiny(temperature: float) -> float:
 
 
 class GenerationConfig(Config):
-    """Sampling and length of the output; settings of the request."""
+    """Settings of a request: sampling, length and verification of its output."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 256
     """Maximum number of new tokens."""
@@ -304,7 +304,7 @@ class GenerationConfig(Config):
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Drop tokens whose probability is below this share of the highest probability."""
     repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
-    """Penalty on tokens that are already in the sequence. Above 1 they become less probable."""
+    """Penalty on tokens that are already in the sequence. A penalty above 1 makes these tokens less probable."""
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
     """Value that is subtracted from the logit of every token that was emitted."""
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
@@ -312,47 +312,47 @@ class GenerationConfig(Config):
     logit_bias: dict[TokenId, float] = Field(default={})
     """Values that are added to the logits of tokens, by token id."""
     json_schema: str = ""
-    """JSON schema that the output must match, as JSON text; '{}' allows any JSON. It can't be combined with
+    """JSON schema that the output must match, as JSON text; '{}' allows any JSON. 'json_schema' can't be combined with
     'grammar'."""
     grammar: str = ""
-    """Grammar that the output must match, in llguidance's variant of Lark, or grammars in its JSON. For example,
+    """Grammar that the output must match, in llguidance's variant of Lark or in llguidance's JSON format. For example,
     'start: /[0-9]+/' is a regular expression, and 'start: "yes" | "no"' is a choice."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
     """Minimum number of new tokens before an end token is allowed."""
     stop: tuple[str, ...] = ()
-    """Stop texts. The output ends before the first of them."""
+    """Stop texts. The output ends before the first stop text."""
     end_token_ids: tuple[TokenId, ...] | None = None
     """Ids of the tokens that end the text; by default the model's own."""
     n: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Number of samples of the same prompt; sample i uses the seed plus i."""
     logprobs: Annotated[int, Field(ge=0, le=1_024)] | None = None
-    """Return the log-probability of every emitted token, and of this many of the most probable tokens.
+    """Return the log-probability of every emitted token, and of this many most probable tokens at its position.
     Log-probabilities are the model's own, before temperature and other settings change them."""
     rule: RuleName = "follow"
-    """How drafts are verified. With 'follow' (also named 'gumbel') and 'nasd', the output depends only on prompt,
-    settings and seed. 'nasd' checks only the most probable proposal. With these rules, the strategy 'sampling' draws
-    with the rule's own noise, which raises acceptance. The other rules keep the distribution of the output, not the
-    output itself: 'token' (rejection sampling), 'block' (block verification), 'tree-wor' and 'tree-iid' (trees with
-    siblings drawn without replacement, or independently)."""
+    """Rule by which drafts are verified. With 'follow' (also named 'gumbel') and 'nasd', the output depends only on
+    prompt, settings and seed. 'nasd' checks only the most probable proposal. With 'follow', 'gumbel' and 'nasd', the
+    strategy 'sampling' draws with the rule's own noise, which raises the acceptance rate. The rules 'token' (rejection
+    sampling), 'block' (block verification), 'tree-wor' and 'tree-iid' keep only the distribution of the output, not the
+    output itself. 'tree-wor' and 'tree-iid' verify trees with siblings drawn without replacement, or independently."""
     speculation: Literal["auto", "on", "off"] = "auto"
     """Whether to use drafts: 'auto' drafts as many tokens as pay off, 'on' as many as 'draft.k' allows. 'off' is plain
     decoding, one pass per token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd', all
-    three give the same text."""
+    three values give the same text."""
     node_budget: Annotated[int, Field(ge=0)] | None = None
     """Maximum tokens drafted per step for this request, at most 'draft.k'; 0 drafts none. Like the draft settings
-    below, it does not change the text with the rules 'follow', 'gumbel' and 'nasd'."""
+    below, this limit does not change the text with the rules 'follow', 'gumbel' and 'nasd'."""
     max_depth: Annotated[int, Field(ge=1)] | None = None
     """Longest drafted path in tokens, at most 'draft.max_depth'."""
     draft_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     """Temperature of the strategy 'sampling', instead of 'draft.temperature'."""
     draft_n: Annotated[int, Field(ge=2)] | None = None
-    """'nasd': length of the longest n-gram looked up, in tokens, at most 'draft.n'."""
+    """Length of the longest n-gram that the strategy 'nasd' looks up, in tokens, at most 'draft.n'."""
     draft_filler_top_k: Annotated[int, Field(ge=0)] | None = None
-    """'nasd': how many of the target's most probable tokens are learned per position, at most 'draft.filler_top_k'."""
+    """Number of the target's most probable tokens that 'nasd' learns per position, at most 'draft.filler_top_k'."""
     draft_stop_if_unknown: bool | None = None
-    """'nasd': whether a draft ends at an unknown context."""
+    """Whether the strategy 'nasd' ends a draft at an unknown context."""
     prediction: str | tuple[TokenId, ...] = ""
-    """Text that parts of the output may resemble, such as the file to edit. Drafts come from it, too."""
+    """Text that parts of the output may resemble, such as the file to edit. The drafter drafts from this text, too."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the request's random streams."""
     ignore_end_tokens: bool = False
@@ -363,9 +363,9 @@ class DraftModelConfig(Config):
     """A small language model that drafts with the graph, in the verifier's process and on its device."""
 
     name: str = ""
-    """Draft model, any causal model with the target's tokenizer: a name on the hub or a folder; empty: none."""
+    """Draft model: any causal model with the target's tokenizer, as a name on the hub or a folder; empty: none."""
     adapter: str = ""
-    """LoRA adapter at the start: a folder, or the name of one of 'adapters'; empty: none."""
+    """LoRA adapter that the draft model starts with: a folder, or the name of one of 'adapters'; empty: none."""
     adapters: dict[str, Path] = Field(default={})
     """Adapter folders, each under a name: legal=adapters/legal"""
 
@@ -377,11 +377,11 @@ class RecordConfig(Config):
     """Folder of a SQLite database of finished requests. A record has prompt and output as token ids and, for each
     position, the drafted tokens, their sources, acceptance, and the target's most probable tokens. None: no records."""
     threshold: Literal["relative"] | Annotated[float, Field(ge=0.0, le=1.0)] = "relative"
-    """Acceptance rate, over positions with drafted tokens, below which a request is a failure. 'relative' stands for
-    the rate of the tenant's latest 100 requests. A request without drafts is not a failure."""
+    """Acceptance rate below which a request is a failure, counted over positions with drafted tokens. 'relative' stands
+    for the rate of the tenant's latest 100 requests. A request without drafts is not a failure."""
     max_bytes: Annotated[ByteSize, Field(ge=10_000)] = ByteSize(200_000_000)
-    """Maximum number of bytes of recorded failures, and likewise of replay, a sample of the other requests. The oldest
-    are deleted."""
+    """Maximum size, in bytes, of the recorded failures. The same limit holds for the replay sample of the other
+    requests. Beyond the limit, the oldest records are deleted."""
 
 
 class TrainConfig(Config):
@@ -394,7 +394,7 @@ class TrainConfig(Config):
     """Highest learning rate, with warm-up and cosine decay. Models of billions of parameters may need a tenth of the
     default."""
     epochs: Annotated[float, Field(gt=0.0)] = 4.0
-    """Number of passes over the failures. The state with the lowest loss on held-out requests is kept."""
+    """Number of passes over the failures. The adapter state with the lowest loss on held-out requests is kept."""
     min_failures: Annotated[int, Field(ge=0)] = 0
     """Number of new failures after which 'speculant verifier' trains an adapter; 0: it never trains on its own. Other
     commands ignore this."""

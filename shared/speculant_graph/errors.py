@@ -1,4 +1,4 @@
-"""Every error that a user can see, as one tree of classes, and the servers' response to each kind of error.
+"""Defines every error that a user can see, as a tree of classes, and the servers' response to each kind.
 
 .. code-block:: text
 
@@ -23,8 +23,8 @@
         ├── GenerationRequestError   the prompt or its settings are wrong
         └── GenerationMemoryError    there was no memory for it
 
-An error has a kind, a message, a fix and a field. Its text is one line that ends with the fix. This module does not
-depend on gRPC, torch or the command line.
+An error has a kind, a message, a fix for the user, and the field that is wrong. The text of an error is one line that
+ends with the fix. This module does not depend on gRPC, torch or the command line.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _Error = TypeVar("_Error", bound="SpeculantError")
 
 
 class Answer(NamedTuple):
-    """The servers' response to one kind of error."""
+    """The servers' response to one kind of error, over gRPC and in the HTTP APIs."""
 
     grpc: str
     """Name of the gRPC status code."""
     http: int
     """HTTP status code."""
     openai: str = "invalid_request_error"
-    """``type`` of an error in OpenAI's APIs."""
+    """Value of an error's ``type`` in OpenAI's APIs."""
     anthropic: str = "invalid_request_error"
-    """``type`` of an error in Anthropic's API."""
+    """Value of an error's ``type`` in Anthropic's API."""
     code: str | None = None
-    """``code`` of an error in OpenAI's APIs."""
+    """Value of an error's ``code`` in OpenAI's APIs."""
 
 
 _UNAVAILABLE = Answer("UNAVAILABLE", 503, "server_error", "overloaded_error", "unavailable")
@@ -79,11 +79,12 @@ ANSWERS = {
     "drafter_unavailable": _UNAVAILABLE,
     "out_of_memory": _UNAVAILABLE,
 }
-"""The servers' responses by kind of error. Only the server's log has the details of an INTERNAL (500) error."""
+"""Maps each kind of error to the servers' response to it. Only the server's log has the details of an INTERNAL (500)
+error."""
 
 
 class SpeculantError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base class of all errors that this project raises on purpose."""
 
     kind = "internal"
     """Kind of the error, a key of :data:`ANSWERS`."""
@@ -107,7 +108,7 @@ class SpeculantError(Exception):
 
     @property
     def fix(self) -> str:
-        """The fix, if the message does not end with it."""
+        """Advice that fixes the problem; empty if the message already ends with it."""
         return self._texts[1].replace(_FIELD, self.field)
 
     def __str__(self) -> str:
@@ -115,7 +116,7 @@ class SpeculantError(Exception):
         return f"{self.message}; {self.fix}" if self.fix else self.message
 
     def renamed(self, field: str) -> Self:
-        """Return the same error with another name for its field."""
+        """Return a copy of the error in which the wrong field has another name."""
         other = type(self).__new__(type(self), *self.args)
         other.__dict__ |= self.__dict__ | {"field": field}
         return other
@@ -172,7 +173,7 @@ class DraftRequestError(SpeculantError):
 
 
 class UnknownGraphError(DraftRequestError):
-    """A request names a graph that the drafter does not serve."""
+    """A request names a graph that the drafter does not serve, or does not serve to this client."""
 
     kind = "unknown_graph"
 
@@ -226,7 +227,7 @@ class DrafterUnavailableError(UnavailableError):
 
 
 class ApiError(SpeculantError):
-    """A request over HTTP is refused."""
+    """A server refuses a request over HTTP."""
 
     def __init__(self, kind: str, message: str, *, fix: str = "", field: str = "") -> None:
         """Make an error.
@@ -248,7 +249,7 @@ class AccessError(SpeculantError):
 
 
 class UnauthenticatedError(AccessError):
-    """A server does not know the client."""
+    """A server does not know the client that sent a request."""
 
     kind = "unauthenticated"
 

@@ -37,7 +37,7 @@ def missing_extra(error: ImportError, extra: str) -> str | None:
         extra: the extra that installs all modules that the importing part needs.
 
     Returns:
-        One line with the command to run; None if the error is a bug because the module is not optional.
+        One line with the command to run; None if the missing module is not optional, so that the error is a bug.
     """
     if isinstance(error, MissingExtraError):  # its code knows better which extra it needs
         return str(error)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 _UNDECODABLE = re.compile("[\udc80-\udcff]")
 _MARK = "\0"
-"""Prefix of the stored form of a name that is not UTF-8; no file name contains it."""
+"""Prefix that marks the stored form of a name that is not UTF-8; no file name can contain it."""
 
 
 def displayed(text: str) -> str:
@@ -40,7 +40,7 @@ def _spell_out(found: re.Match[str]) -> str:
 
 
 def stored_name(name: str) -> str:
-    """Return a name in a form that JSON can store: unchanged, or as a mark and one character per byte."""
+    """Return a name's form for JSON: the name itself if it is UTF-8, else a mark and one character per byte."""
     return _MARK + os.fsencode(name).decode("latin-1") if _UNDECODABLE.search(name) else name
 
 
@@ -59,7 +59,7 @@ class StoredName:
     """Makes pydantic write names to JSON with :func:`stored_name`, and read them with :func:`name_of_stored`."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Return pydantic's schema of a name; importing this module does not import pydantic."""
+        """Return pydantic's schema of a name; only this method imports pydantic, not the module."""
         from pydantic import AfterValidator, PlainSerializer
 
         return handler.generate_schema(

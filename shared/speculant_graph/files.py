@@ -16,15 +16,15 @@ from typing import Any, BinaryIO, TextIO
 from speculant_graph.errors import GraphFileError, SpeculantError
 
 _NAME_BYTES = 200
-"""Length to which long names are truncated: file systems limit names to 255 bytes."""
+"""Number of bytes that a temporary name keeps of its target's name; file systems limit names to 255 bytes."""
 
 
 @contextmanager
 def workspace(output: Path) -> Iterator[Path]:
-    """Make a hidden folder next to ``output`` in which to write it, and remove the folder at the end.
+    """Make a hidden folder next to ``output`` in which to build the file, and remove the folder at the end.
 
-    Only one process at a time may write ``output``; that process holds a lock on the folder. Files of a killed process
-    are removed, too.
+    Only one process at a time may write ``output``; that process holds a lock on the folder. Files that a killed
+    process has left in the folder are removed, too.
 
     Raises:
         GraphFileError: another process is writing the same file, or the folder can't be created.
@@ -66,7 +66,9 @@ def _lock(folder: Path, output: Path) -> TextIO:
 def replacing(
     path: Path, check: Callable[[Path], object], folder: Path | None = None, *, is_folder: bool = False
 ) -> Iterator[Path]:
-    """Yield a path to write to. The result replaces ``path`` after it is on disk and has passed the check.
+    """Yield a temporary path to write to.
+
+    The written file replaces ``path`` after it is on disk and has passed the check.
 
     After any error, including an interruption, ``path`` is unchanged, and no other file remains. If ``path`` is a link,
     its target is replaced. The new file gets the permissions and the owner of the old file.
@@ -137,7 +139,7 @@ def _keep_access(old: Path, new: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the operating system's errors while ``path`` is written into an error that explains them.
+    """Turn the operating system's errors while ``path`` is written into a GraphFileError that explains them.
 
     Raises:
         GraphFileError: the operating system reported an error.
@@ -151,7 +153,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_all(file: BinaryIO, data: Any) -> None:
-    """Write a whole array or bytes to an unbuffered file, although one system call may write only a part."""
+    """Write a whole array or byte string to an unbuffered file; one system call may write only a part of it."""
     rest = memoryview(data).cast("B")
     while rest:
         rest = rest[file.write(rest) :]

@@ -1,4 +1,4 @@
-"""The format of ``--help``, for all commands."""
+"""Formats the ``--help`` texts of all commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = {"Path": "FILE", "str": "TEXT", "int": "N", "float": "X", "ByteSize": "
 
 
 class HelpFormatter(RawDescriptionHelpFormatter):
-    """Lists each flag once, shows values as the user types them, and omits missing defaults."""
+    """Formatter that lists each flag once, shows values as users type them, and omits missing defaults."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         """Make a formatter from the arguments that argparse passes."""
@@ -44,7 +44,7 @@ class HelpFormatter(RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
     def _format_action_invocation(self, action: Action) -> str:
-        """Name the value once, after all names of a flag."""
+        """Return all names of a flag, followed once by the placeholder of its value."""
         if not action.option_strings:
             return super()._format_action_invocation(action)
         names = ", ".join(action.option_strings)
@@ -64,7 +64,7 @@ class HelpFormatter(RawDescriptionHelpFormatter):
 
 
 def _shown_kind(kind: str) -> str:
-    """Return the placeholder for a value whose type has this name."""
+    """Return the placeholder that ``--help`` shows for a value of the named type."""
     kind = re.sub(r"frozenset\[\{(.*)\}\]", r"\1", kind)
     if kind.startswith("dict["):
         return "KEY=VALUE"
@@ -72,5 +72,5 @@ def _shown_kind(kind: str) -> str:
 
 
 def _names(members: str) -> str:
-    """Return the members of a set in Python's notation, sorted and separated by commas."""
+    """Return the members of a set, which is given in Python's notation, sorted and separated by commas."""
     return ",".join(sorted(member.strip("' ") for member in members.split(",")))

@@ -1,4 +1,4 @@
-"""Reads JSON that people write. A repeated name in an object is an error, so that no value is lost silently."""
+"""Reads JSON that people write by hand. A repeated name in an object is an error, so that no value is lost silently."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class DoubledNameError(ValueError):
-    """An object repeats a name."""
+    """A JSON object contains the same name twice."""
 
 
 def read_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text.
+    """Return the Python value that a JSON text stands for.
 
     Raises:
         DoubledNameError: an object repeats a name; Python's reader would keep only the last value.

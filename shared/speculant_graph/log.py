@@ -16,28 +16,31 @@ if TYPE_CHECKING:
     from loguru import Message, Record
 
 LogFormat = Literal["text", "json"]
-"""Format of messages: text for people, or one JSON object per line."""
+"""Format of log messages: text for people, or one JSON object per line."""
 
 _PACKAGES = ("speculant_graph", "speculant_drafter", "speculant_verifier")
 _SHOWN_IN_TEXT = {"worker": "w", "request_id": ""}
-"""Bound values that text messages show, each with its prefix."""
+"""Loguru's bound values that log messages in text format show, each with its prefix."""
 
 
 def silence() -> None:
-    """Turn off the packages' messages; a library must start in this state."""
+    """Turn off the log messages of this project's packages; a library must start in this state."""
     for package in _PACKAGES:
         logger.disable(package)
 
 
 def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text") -> None:
-    """Send the packages' messages to standard error. Only programs call this, never the library.
+    """Send the log messages of this project's packages to standard error.
+
+    Only programs call this function, never the library.
 
     Each message goes to the current ``sys.stderr``, so that progress bars there stay below the messages.
 
     Args:
         level: lowest level of the messages to show.
-        log_format: "text", or "json" for one object per line with time (UTC), level, message, logger, bound values
-            (``request_id``, ``method``, ``graph``, ...), and for an exception its type and traceback.
+        log_format: "text", or "json" for one object per line. The object has time (UTC), level, message, logger, and
+            bound values (``request_id``, ``method``, ``graph``, ...). For an exception, it also has the exception's
+            type and traceback.
     """
     logger.remove()
     # Values of variables are never printed (diagnose=False), because they may contain users' text.

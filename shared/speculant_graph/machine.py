@@ -1,4 +1,4 @@
-"""Describes the machine on which a bench measures, for the bench's JSON."""
+"""Describes the machine that a benchmark runs on, for the benchmark's JSON output."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _GROUP_FILES = {
     "": ("memory.max", "memory.current", ""),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 }
-"""For each version of control groups: the files with limit and usage, and the prefix of page totals."""
+"""For each version of control groups: files with memory limit and usage, and the prefix of page totals."""
 
 
 def _status_bytes(name: str) -> int:

@@ -11,17 +11,18 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST_FACTOR, _SECOND_FACTOR = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 WORD_FACTORS = _FIRST_FACTOR, _SECOND_FACTOR
-"""Factors of the finaliser, which shifts by 30, 27 and 31 bits."""
+"""Multipliers of SplitMix64's finaliser; its shifts are 30, 27 and 31 bits."""
 TOKEN_FACTOR, TOKEN_OFFSET = _FIRST_FACTOR, _GOLDEN
-"""Constants of a token's noise, which mixes the key with ``token * TOKEN_FACTOR + TOKEN_OFFSET``."""
+"""Constants of a token's Gumbel noise, which mixes the key with ``token * TOKEN_FACTOR + TOKEN_OFFSET``."""
 TARGET_STREAM = 0
-"""Stream of the verifier's choice of tokens: noise that a drafter may reproduce."""
+"""Stream of the noise by which the verifier chooses tokens; a drafter may reproduce this noise."""
 PROPOSAL_STREAM = 1
 """Stream of the drafter's proposals, which must be independent of the verifier's choice."""
 RULE_STREAM = 2
-"""Stream of the verification rules, indexed by the number of earlier draws. It never chooses a position's token."""
+"""Stream of the numbers that verification rules draw, indexed by the number of earlier draws. This stream never chooses
+the token of a position."""
 STEP_STREAM = 3
-"""Stream of seeds for drafts that must not reuse the numbers of earlier drafts of their sequence."""
+"""Stream of seeds for drafts that must not reuse random numbers of the sequence's earlier drafts."""
 TREE_STREAM = 4
 """First stream for the nodes of sampled trees. Node j uses stream ``TREE_STREAM + j`` at the position of the draft's
 first token, so all higher stream numbers are in use."""
@@ -47,7 +48,9 @@ def uniform(seed: int, position: int, stream: int) -> float:
 
 
 def noise_key(seed: int, position: int) -> int:
-    """Return the 64-bit key of a position. Mixing it with a token gives a word whose first 52 bits make Gumbel noise.
+    """Return the 64-bit key of the Gumbel noise at a position.
+
+    Mixing the key with a token id gives a word whose first 52 bits make the token's Gumbel noise.
 
     ``argmax(log p + noise)`` is a draw from p. A drafter and a verifier that use the same noise for similar
     distributions mostly draw the same token (Gumbel coupling, arXiv 2408.07978).

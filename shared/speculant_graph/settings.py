@@ -1,10 +1,13 @@
-"""Reads settings of the classes in :mod:`.config`. Precedence: flags > environment > TOML file > defaults.
+"""Reads a command's settings, which the classes in :mod:`.config` declare.
+
+Precedence: flags > environment > TOML file > defaults.
 
 A command declares a :class:`CommandSettings` whose sections are configuration classes. For example, the field
-``max_order`` of the section ``graph`` has the flag ``--graph.max-order`` (or ``--max-order`` if no other section has
-it) and the variable ``SPECULANT_GRAPH__MAX_ORDER``. In the TOML file it is ``max_order`` under ``[graph]``. The file is
-``speculant.toml`` unless ``--config`` or ``SPECULANT_CONFIG`` names another. Flags may have underscores instead of
-hyphens. All commands share one file, and each command reads only the sections that it knows.
+``max_order`` of the section ``graph`` has the flag ``--graph.max-order`` and the variable
+``SPECULANT_GRAPH__MAX_ORDER``. The flag is also ``--max-order`` if no other section has such a field. In the TOML file,
+this field is ``max_order`` under ``[graph]``. The TOML file is ``speculant.toml`` unless ``--config`` or
+``SPECULANT_CONFIG`` names another. Flags may have underscores instead of hyphens. All commands share one TOML file, and
+each command reads only the sections that it knows.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ DEFAULT_FILE = Path("speculant.toml")
 
 
 TypedPath = Annotated[Path, "as typed"]
-"""A path in a list of arguments, exactly as typed."""
+"""Type of the paths in a list of arguments; each path is kept exactly as typed."""
 
 
 def _as_list(value: Any) -> Any:
@@ -70,18 +73,18 @@ def _as_list(value: Any) -> Any:
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(lambda level: str(level).upper())]
 """The lowest level of messages to show, in upper or lower case."""
 GraphPaths = Annotated[list[TypedPath], NoDecode, BeforeValidator(_as_list)]
-"""Graph files to draft from as layers: one path, or a list of paths. For a list, repeat the flag. In an environment
-variable, write a list as JSON."""
+"""Graph files to draft from as layers: one path, or a list of paths. For a list of paths, the flag is repeated. An
+environment variable contains a list of paths as JSON."""
 
 
 _OF_DRAFTS = {"max-depth"}
-"""Settings that exist both in ``[draft]`` and in requests; the short flag sets the value in ``[draft]``."""
+"""Settings that ``[draft]`` and requests share; their short flags set the values in ``[draft]``."""
 _FAMILIAR = {"tokenizer-name": "tokenizer", "model-name": "model", "address": "drafter", "attention": "attn"}
-"""Maps settings to their commonly used flags."""
+"""Maps settings to additional flags that are more commonly used."""
 
 
 class CommandSettings(BaseSettings):
-    """Base class of every command's settings. A subclass's docstring is the head of its command's ``--help``."""
+    """Base class of every command's settings. A subclass's docstring appears at the top of its command's ``--help``."""
 
     model_config = SettingsConfigDict(
         env_prefix="SPECULANT_",
@@ -105,7 +108,7 @@ class ReportingSettings(CommandSettings):
     """Base class of the settings of commands that report figures."""
 
     json_output: bool = False
-    """Print one JSON object as the last line."""
+    """Print the figures as one JSON object on the last line."""
 
 
 class AllSettings(CommandSettings):
@@ -126,7 +129,7 @@ class AllSettings(CommandSettings):
 
 
 SECTIONS = tuple(name for name in AllSettings.model_fields if name != "config")
-"""Tables that a TOML file may have."""
+"""Names of the tables that a TOML file of settings may have."""
 
 Settings = TypeVar("Settings", bound=CommandSettings)
 
@@ -193,7 +196,7 @@ def origin_of(section: str, name: str, sources: Sequence[PydanticBaseSettingsSou
 
 
 def _source_error(text: str, command: str, kind: type[CommandSettings]) -> ConfigError:
-    """Return the error for a command line or a variable that can't be parsed; parsing precedes validation."""
+    """Return the error for a command line or environment variable that can't be parsed; validation comes later."""
     reason = text.strip().splitlines()[-1].removeprefix("error parsing CLI: ")
     if table := re.search(r"for (\S+): not enough values", reason):
         return ConfigError(f"{table[1]} takes names and values", fix="write NAME=VALUE", field=table[1])
@@ -231,7 +234,7 @@ def _setting_error(
 def flags_of(
     settings_cls: type[BaseSettings], kind: type[CommandSettings], command: str, arguments: list[str] | None
 ) -> CliSettingsSource[Any]:
-    """Return a command's flags; no command line is parsed if ``arguments`` is None."""
+    """Return a command's flags as a source of settings; if ``arguments`` is None, no command line is parsed."""
     return CliSettingsSource[Any](
         settings_cls,
         cli_prog_name=f"speculant {command}",
@@ -244,8 +247,8 @@ def flags_of(
 
 
 _SECTION_FLAGS = {"--draft-model.name": "--draft-model", "--record.folder": "--record", "--access.file": "--access"}
-"""Maps a setting's flag to its section's flag, which is a short form of the setting's flag. Pydantic alone would expect
-the whole section as JSON after the section's flag."""
+"""Maps a setting's flag to its short form, which is the name of the setting's section. Without this table, pydantic
+would expect the whole section as JSON after the short form."""
 
 
 def _add_argument(group: Any, *names: str, **options: Any) -> None:
@@ -268,10 +271,12 @@ def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
 
 
 def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
-    """Return short flags: ``-o`` for output, and a section's field by its own name if only one section has it.
+    """Return short flags.
 
-    If several sections have the field, its short flag sets the request's field: ``--temperature`` is the temperature of
-    the generated text. Fields of the draft model come last: ``--device`` is the target's device.
+    Short flags are ``-o`` for the output, and a field's own name for a section's field that only one section has. If
+    several sections have the field, its short flag sets the request's field: ``--temperature`` sets the sampling
+    temperature of the generated text. Fields of the draft model come last: ``--device`` sets the device of the target
+    model.
     """
     fields = [
         (section.replace("_", "-"), name.replace("_", "-"))
@@ -303,7 +308,7 @@ def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
 
 
 def _require_known_variables() -> None:
-    """Reject variables that name an unknown section or lack the two underscores: they would have no effect."""
+    """Reject environment variables that would have no effect: their section is unknown, or they lack the ``__``."""
     single = {f"{section}_{name}": (section, name) for section in SECTIONS for name in _fields_of(section)}
     for variable in os.environ:
         if not variable.lower().startswith("speculant_"):
@@ -327,7 +332,7 @@ def _unknown_section(where: str, section: str) -> ConfigError:
 
 
 def config_file(arguments: Sequence[str]) -> Path | None:
-    """Return the TOML file for a command line, or None if there is none.
+    """Return the path of the TOML file for a command line; None if there is no such file.
 
     Raises:
         ConfigError: the file can't be read, is not TOML, or has unknown sections.

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 NgramStrategyName = Literal["greedy", "sampling", "adaptive", "tree", "specexec"]
-"""Strategies that draft from n-grams. The native core implements them, so any process can run them; sidecars serve
-them."""
+"""Strategies that draft from n-grams. The native core implements these strategies, so any process can run them, and
+sidecars serve them."""
 
 StrategyName = Literal[NgramStrategyName, "nasd", "model"]
 """All strategies (see :class:`~speculant_graph.config.DraftConfig`); the last two run only in a verifier."""
@@ -18,14 +18,14 @@ RunnerName = Literal["most-frequent", "drawn", "best-first", "verifier", "draft-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """The properties of a strategy."""
+    """Properties of a drafting strategy."""
 
     summary: str
-    """Short description of the drafts, for ``--help`` and pages, without a full stop."""
+    """Short description of the strategy's drafts for ``--help`` and the documentation, without a full stop."""
     evidence: str
-    """Sources from which the strategy drafts, for pages and messages."""
+    """Sources that the strategy drafts from, as shown in the documentation and in messages."""
     runs_by: RunnerName
-    """Implementation, which also determines the process in which the strategy runs."""
+    """Implementation of the strategy, which also determines the process in which it runs."""
     number: int = 0
     """Number in the protocol's enum ``Strategy``; 0 for strategies that run only in a verifier."""
     reads: tuple[str, ...] = ()
@@ -37,8 +37,8 @@ class Capabilities:
     is_calibrated: bool = False
     """Whether the drafts have path probabilities that estimate acceptance; otherwise they have no probabilities."""
     has_proposals: bool = False
-    """Whether the strategy samples tokens from distributions q and returns q. It samples siblings only for rules that
-    use siblings."""
+    """Whether the strategy samples tokens from distributions q and returns q. The strategy samples sibling nodes only
+    for verification rules that use siblings."""
     needs_graph: bool = False
     """Whether the strategy drafts only from the graph."""
     fills_budget: bool = False
@@ -84,19 +84,20 @@ STRATEGIES: dict[StrategyName, Capabilities] = {
         makes_trees=True, is_calibrated=True, takes_model=True,
     ),
 }  # fmt: skip
-"""Strategies by name. Error messages suggest them in this order, with most tokens per step in ``speculant bench
+"""Strategies by name. Error messages suggest strategies in this order, with most tokens per step in ``speculant bench
 replay`` first."""
 
 NGRAM_STRATEGIES: tuple[NgramStrategyName, ...] = get_args(NgramStrategyName)
-"""The n-gram strategies in the order of ``NgramStrategyName``. Help shows them in this order; a new name comes last."""
+"""The n-gram strategies in the order of ``NgramStrategyName``. ``--help`` shows the strategies in this order; a new
+strategy comes last."""
 
 READ_BY: dict[str, tuple[StrategyName, ...]] = {
     setting: tuple(name for name in get_args(StrategyName) if setting in STRATEGIES[name].reads)
     for setting in dict.fromkeys(setting for each in STRATEGIES.values() for setting in each.reads)
 }
-"""Maps each setting of ``[draft]`` that only some strategies read to the strategies that read it."""
+"""Maps a setting of ``[draft]`` that only some strategies read to these strategies."""
 
 
 def described(names: tuple[StrategyName, ...]) -> str:
-    """Return the description of strategies, for ``--help``."""
+    """Return a text for ``--help`` that describes the given strategies."""
     return " ".join(f"'{name}': {STRATEGIES[name].summary}." for name in names)

@@ -36,7 +36,7 @@ def left_out_of(metadata: GraphMetadata) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text with unprintable characters, such as terminal controls, as escapes.
+    """Return a text in which escapes replace unprintable characters, such as terminal controls.
 
     File names and a graph's metadata may contain any character. File names may even contain bytes that are not UTF-8.
     """

@@ -1,6 +1,6 @@
-"""The data types of the project: a drafter's requests and drafts, and its interface.
+"""The data types of the project: requests to a drafter, its drafts, and the drafter's interface.
 
-All values are frozen. This module does not depend on files, sockets or torch.
+Objects of these types are frozen. This module does not depend on files, sockets or torch.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ FileName = Annotated[str, StoredName()]
 :func:`~speculant_graph.file_names.stored_name` converts a name to its stored form."""
 
 CouplingName = Literal["none", "gumbel"]
-"""Whether ``sampling`` draws with its own random numbers, or with the noise of the rules ``follow``, ``gumbel`` and
-``nasd``."""
+"""Random numbers that the strategy ``sampling`` draws with: its own, or the noise of the rules ``follow``, ``gumbel``
+and ``nasd``."""
 
 SiblingsName = Literal["none", "without-replacement", "independent"]
-"""How ``sampling`` draws siblings. 'none' makes chains, 'without-replacement' is for the rule ``tree-wor``, and
-'independent' draws each sibling from q, for the rule ``tree-iid``."""
+"""How the strategy ``sampling`` draws sibling nodes. 'none' makes chains, 'without-replacement' is for the rule
+``tree-wor``, and 'independent' draws each sibling from q, for the rule ``tree-iid``."""
 
 SourceName = Literal["corpus", "session", "learned", "recycled", "neural"]
-"""Sources of successors: the graph, this sequence, earlier texts, the target's top tokens, neural model and mixer."""
+"""Source of a drafted token: graph, this sequence, earlier texts, target's top tokens, neural model and mixer."""
 
 DraftSourceName = Literal["ngrams", "model", "both"]
 """The proposer of a drafted token: n-grams, the draft model, or both."""
@@ -44,7 +44,7 @@ SpecialTokensName = Literal["text", "parse"]
 """Whether special tokens spelled out in a text are read as text or as tokens."""
 
 OnErrorName = Literal["fail", "skip"]
-"""Handling of corpus files that can't be read."""
+"""Whether corpus files that can't be read fail a build or are skipped."""
 
 RuleName = Literal["follow", "token", "block", "nasd", "tree-wor", "tree-iid", "gumbel"]
 """The rule that verifies a draft (see :class:`~speculant_graph.config.GenerationConfig`)."""
@@ -55,14 +55,14 @@ DrafterState = Literal["ok", "off", "unavailable"]
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Identity of a tokenizer: equal digests mean that token ids mean the same text."""
+    """Identity of a tokenizer: if two digests are equal, token ids stand for the same text."""
 
     name: FileName
     """Name or folder that the tokenizer was loaded from, for messages."""
     sha256: str
-    """Hex digest of vocabulary, merges and special tokens."""
+    """SHA-256 digest of the tokenizer's vocabulary, merges and special tokens, in hexadecimal."""
     vocabulary_size: int
-    """Number of token ids, which are all below this number."""
+    """Number of token ids in the vocabulary; all ids are below this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class Proposal:
     token_ids: NDArray[np.uint32]
     """Token ids in the support of q, ascending, shape ``[s]``."""
     probabilities: NDArray[np.float32]
-    """Probabilities, shape ``[s]``, exactly as in the draw; they sum to 1 up to float32 rounding."""
+    """Token probabilities, shape ``[s]``, exactly as in the draw; they sum to 1 up to float32 rounding."""
 
 
 class Proposals(Sequence[Proposal]):
-    """Distributions of the nodes of one draft. They are created on access, because most verifiers never read them."""
+    """Distributions q of one draft's nodes; each is created when it is accessed, because most verifiers read none."""
 
     __slots__ = ("_bounds", "_probabilities", "_token_ids")
 
@@ -111,22 +111,22 @@ class Proposals(Sequence[Proposal]):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Proposed tokens: a tree of nodes, of which a chain is the simplest case."""
+    """A draft: a tree of proposed tokens, of which a chain is the simplest case."""
 
     token_ids: tuple[TokenId, ...] = ()
-    """Token id per node."""
+    """Token id of each node."""
     parents: tuple[int, ...] = ()
     """Parent per node: 0 = the root (the last known token), j+1 = node j; at most the node's own index."""
     path_probabilities: tuple[float, ...] = ()
-    """Per node, the estimated probability that the path to it is accepted; empty if the strategy has none."""
+    """For each node, the estimated probability that its whole path is accepted; empty if the strategy has none."""
     proposals: Sequence[Proposal] = ()
-    """Distribution q per node for sampling strategies, else empty; may be created on access."""
+    """For sampling strategies, the distribution q of each node; else empty. It may be created on access."""
     strategy: StrategyName = "greedy"
     """The strategy that made the draft."""
     terminated_early: bool = False
     """True if the draft is smaller than requested: no known context was left, or no node was probable enough."""
     draft_id: int = 0
-    """Identifies the draft in later feedback; 0 if the drafter does not keep it."""
+    """Id that later feedback uses for this draft; 0 if the drafter does not keep the draft."""
     sources: tuple[DraftSourceName, ...] = ()
     """Proposer of each node if a draft model and n-grams draft together; else empty."""
 
@@ -163,7 +163,7 @@ class Draft:
         )
 
     def numbered(self, draft_id: int) -> Draft:
-        """Return a copy of the draft with this id."""
+        """Return a copy of the draft with another ``draft_id``."""
         return Draft(
             self.token_ids, self.parents, self.path_probabilities, self.proposals, self.strategy,
             self.terminated_early, draft_id, self.sources,
@@ -184,7 +184,7 @@ class Draft:
 
 
 EMPTY_DRAFT = Draft()
-"""No proposal: the verifier continues alone."""
+"""A draft without tokens: the verifier continues alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,43 +192,43 @@ class Feedback:
     """The target's top tokens at positions of a verified draft, for the drafter to learn."""
 
     draft_id: int
-    """The draft that was verified (its ``draft_id``)."""
+    """Id of the verified draft (its ``draft_id``)."""
     nodes: Sequence[int]
-    """Per row, the node that its tokens follow: 0 = the root, j+1 = node j of the draft, accepted or not."""
+    """For each row, the node that its tokens follow: 0 = the root, j+1 = node j of the draft, accepted or not."""
     rows: NDArray[np.int64]
-    """Per row, the target's most probable next tokens, best first, shape ``[nodes, width]``."""
+    """For each of ``nodes``, the target's most probable next tokens, best first, shape ``[nodes, width]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOptions:
     """Drafting options of one request.
 
-    A field named like a setting has its meaning and bounds (see :class:`~speculant_graph.config.DraftConfig`). None
-    means the drafter's setting.
+    A field that is named like a setting has the setting's meaning and bounds (see
+    :class:`~speculant_graph.config.DraftConfig`). A field that is None takes the drafter's setting.
     """
 
     strategy: StrategyName | None = None
     max_candidates: int | None = None
     omit_proposals: bool = False
-    """Omit the distributions q."""
+    """Omit the distributions q from the draft."""
     max_depth: int | None = None
     max_branches: int | None = None
     coupling: CouplingName | None = None
     """Random numbers of ``sampling`` for chains. None and 'none' are its own numbers. 'gumbel' is the verifier's noise,
-    a function of seed, position and token, so the verifier agrees more often. The distribution is the same."""
+    a function of seed, position and token, so the verifier agrees more often. Tokens have the same distribution."""
     siblings: SiblingsName = "none"
-    """Kind of siblings that the verifier's rule can use. It decides whether ``sampling`` draws trees; every rule
-    accepts chains. A rule for independent siblings must get no other kind. If q is omitted, ``sampling`` draws chains,
-    because rules for trees need q."""
+    """Kind of siblings that the verifier's rule can use. This kind decides whether ``sampling`` draws trees; every
+    verification rule accepts chains. A rule for independent siblings must not get siblings of another kind. If q is
+    omitted, ``sampling`` draws chains, because rules for trees need q."""
     temperature: float | None = None
     sources: frozenset[SourceName] | None = None
     omit_neural: bool = False
     """Omit the source ``neural``; set when this source costs more time than it saves."""
     n: int | None = None
-    """Option ``n`` of ``nasd``, at most the setting's value. The options of ``nasd`` are not sent on the wire, because
-    it drafts in a verifier."""
+    """Option ``n`` of the strategy ``nasd``; at most the value of the setting ``draft.n``. The options of ``nasd`` are
+    not sent on the wire, because ``nasd`` drafts in the verifier's process."""
     filler_top_k: int | None = None
-    """Option ``filler_top_k`` of ``nasd``, at most the setting's value."""
+    """Option ``filler_top_k`` of the strategy ``nasd``; at most the value of the setting ``draft.filler_top_k``."""
     stop_if_unknown: bool | None = None
 
     def over(self, others: DraftOptions) -> DraftOptions:
@@ -242,7 +242,7 @@ class DraftOptions:
 
 
 DEFAULT_OPTIONS = DraftOptions()
-"""Options without any field set: the configured values apply."""
+"""Options in which no field is set: the drafter's settings apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,17 +250,17 @@ class SequenceStep:
     """A drafter's input for one sequence in one step."""
 
     session_id: int
-    """Id of the open session."""
+    """Id of the sequence's open session."""
     token_ids: Sequence[TokenId]
-    """The whole sequence so far, including the prompt. Drafters send or read only tokens that are new to them."""
+    """The whole sequence so far, including the prompt. A drafter sends or reads only the tokens that are new to it."""
     node_budget: int
     """Maximum number of nodes to draft."""
     seed: int = 0
     """Seed of sampling strategies: the same seed and position give the same draft."""
     feedback: Feedback | None = None
-    """The target's top tokens for the latest draft, if the verifier reports them."""
+    """The target's top tokens at the nodes of the latest draft, if the verifier reports them."""
     options: DraftOptions = DEFAULT_OPTIONS
-    """Drafting options; unset fields mean the drafter's settings."""
+    """Drafting options; a field that is not set takes the drafter's setting."""
     least_probability: float = 0.0
     """Minimum path probability, from 0 to 1: less probable nodes are not drafted, because they can't pay off."""
     is_priced: bool = True
@@ -269,26 +269,26 @@ class SequenceStep:
 
 @dataclass(frozen=True, slots=True)
 class DrafterStatistics:
-    """Counts since a drafter was made."""
+    """Counts of steps, nodes and failures since a drafter was created."""
 
     steps: int = 0
-    """Number of requested steps."""
+    """Number of steps for which drafts were requested."""
     failed_steps: int = 0
-    """Steps without a timely response, including steps not sent while the drafter was known to be down."""
+    """Number of steps without a timely response, including steps not sent to a drafter known to be down."""
     drafted_nodes: int = 0
-    """Number of received nodes."""
+    """Number of draft nodes received from the drafter."""
     reopened_sessions: int = 0
-    """Sessions reopened after the drafter had lost them."""
+    """Number of sessions that were reopened after the drafter had lost them."""
     skipped_steps: int = 0
-    """Failed steps that were not sent, because the drafter was known to be down."""
+    """Number of failed steps that were not sent, because the drafter was known to be down."""
     late_answers: int = 0
-    """Responses that arrived after their step had continued without them."""
+    """Number of responses that arrived too late, after their step had continued without a draft."""
     num_paused: int = 0
     """Number of sidecars that are suspended after failures."""
     round_trip_s: tuple[float, ...] = field(default=(), repr=False)
     """Durations of the most recent answered steps in seconds, oldest first."""
     last_failure: str = ""
-    """The latest failure, for messages."""
+    """Description of the latest failure, for messages."""
 
 
 MAX_TENANT_CHARACTERS = 256
@@ -297,7 +297,7 @@ MAX_TENANT_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Options of one sequence for a drafter that serves many sequences; None means the drafter's setting."""
+    """Options of one sequence for a drafter that serves many; None stands for the drafter's setting."""
 
     tenant: str | None = None
     """The sequence's tenant. Text that was learned from a sequence serves only drafts of the same tenant."""
@@ -309,14 +309,14 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """The outcome of a step, for the drafter."""
+    """Report on a finished step, for the drafter."""
 
     seconds: float
-    """Duration of the target's pass, in seconds."""
+    """Duration of the target model's forward pass, in seconds."""
 
 
 class RowDrafter(Protocol):
-    """A drafter for all rows of an engine's batch, with columnar inputs and outputs. It may raise any exception."""
+    """A drafter for all rows of an engine's batch, with columnar inputs and outputs. Methods may raise any error."""
 
     @property
     def state(self) -> DrafterState:
@@ -324,10 +324,10 @@ class RowDrafter(Protocol):
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Counts since the drafter was made."""
+        """Counts of steps, nodes and failures since the drafter was created."""
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
-        """Begin a session for a sequence; see :class:`Drafter`."""
+        """Begin a session for a sequence, as :meth:`Drafter.open` does."""
 
     def draft_rows(
         self,
@@ -336,7 +336,7 @@ class RowDrafter(Protocol):
         prices: StepPrices | None = None,
         options: DraftOptions = DEFAULT_OPTIONS,
     ) -> RowDrafts:
-        """Draft for a batch, and keep only nodes that pay off.
+        """Draft for a batch, and keep only nodes that are worth their verification cost.
 
         Args:
             batch: the rows, whose sessions are open.
@@ -346,29 +346,29 @@ class RowDrafter(Protocol):
         """
 
     def finish(self, session_id: int) -> None:
-        """End a session and free its memory. Unknown ids are ignored."""
+        """End a session and free its memory. Ids of unknown sessions are ignored."""
 
     def close(self) -> None:
-        """Free sockets and threads. The drafter can't be used afterwards."""
+        """Free the drafter's sockets and threads. The drafter can't be used afterwards."""
 
 
 class Drafter(Protocol):
-    """The interface of a drafter: a sidecar's client, a graph in this process, or none.
+    """The interface of a drafter: a sidecar's client, a graph in this process, or a drafter that never drafts.
 
-    A failure during decoding never raises: the draft is empty, and the failure is counted in ``statistics``.
+    A failure while decoding raises no error: the draft is empty, and ``statistics`` counts the failure.
     """
 
     @property
     def capabilities(self) -> Capabilities:
-        """Properties of the drafts. Custom drafters may omit them; by default ``draft.strategy``'s apply."""
+        """Properties of this drafter's drafts; a custom drafter may omit them, and ``draft.strategy`` decides."""
 
     @property
     def state(self) -> DrafterState:
-        """Whether the last step was answered."""
+        """Whether the drafter answered the latest step."""
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Counts since the drafter was made."""
+        """Counts of steps, nodes and failures since the drafter was created."""
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
         """Begin a session for a sequence. Raises only if the drafter is strict or if the tokenizers differ.
@@ -384,14 +384,14 @@ class Drafter(Protocol):
     def observe(self, report: PassReport) -> float:
         """Receive the outcome of the latest step; called once per step.
 
-        Returns the drafting time in seconds that the drafter has already weighed against its gain; 0 if none.
+        Returns the seconds of drafting time that the drafter has already weighed against the gain; 0 if none.
         """
 
     def finish(self, session_id: int) -> None:
-        """End a session and free its memory. Unknown ids are ignored."""
+        """End a session and free its memory. Ids of unknown sessions are ignored."""
 
     def close(self) -> None:
-        """Free sockets and threads. The drafter can't be used afterwards."""
+        """Free the drafter's sockets and threads. The drafter can't be used afterwards."""
 
 
 def capabilities_of(drafter: Drafter, strategy: StrategyName) -> Capabilities:

@@ -19,7 +19,7 @@ _EXPECTED = {
     "model": "an object",
     "byte_size": "a number of bytes, such as 2GB or 512MB",
 }
-"""Maps the prefix of an error's type to the expected value."""
+"""Maps the prefix of a pydantic error's type to a phrase for the expected value."""
 _ENDS = ("", "_type", "_parsing", "_from_float", "_number", "_attributes_type", "_unit")
 _EXPECTED_BY_TYPE = {f"{kind}{end}": expected for kind, expected in _EXPECTED.items() for end in _ENDS}
 _BY_TYPE = {"extra_forbidden": "there is no such setting", "missing": "is missing; give it"}

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from speculant_graph.cli.doctor import _compare
 from speculant_graph.cli.main import main
+from speculant_graph.types import Fingerprint
 from speculant_graph.version import VERSION
 from speculant_verifier.demo.run import MODEL_FOLDER
 from support.packed_checkpoint import full_config
@@ -65,6 +67,15 @@ def test_tokenizers_that_differ_are_found(capsys, graph_path: Path, shared_sidec
     assert found["tokenizers"]["status"] == "fail"
     assert "the graph has 'tests/alphabet'" in found["tokenizers"]["detail"]
     assert f"--tokenizer {MODEL_FOLDER}" in found["tokenizers"]["fix"]
+
+
+def test_a_fix_names_the_graph_with_the_rare_tokenizer() -> None:
+    right, other = Fingerprint("right", "a" * 64, 9), Fingerprint("other", "b" * 64, 9)
+    fix = _compare({"the graph": right, "the drafter at one": other, "the drafter at two": right}).fix
+    assert fix.endswith("--tokenizer right: the graph of the drafter at one")
+    assert _compare({"the model": other, "the graph": right, "the drafter": right}).fix.endswith(
+        "--tokenizer other: the graph, the graph of the drafter"
+    )
 
 
 def test_what_is_broken_is_found_with_its_fix(capsys, elsewhere: Path) -> None:

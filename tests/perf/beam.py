@@ -1,11 +1,13 @@
 """Compares beam search with best-first search, in tokens per step on recorded outputs.
 
     python tests/perf/beam.py TRACES... --corpus FILE... --tokenizer FOLDER [--nodes 16] [--widths 1,2,4,8] [--limit 20]
+    python tests/perf/beam.py TRACES... --draft-model FOLDER [...]
 
 SpecExec (Svirschevski et al. 2024) grows a draft tree by repeatedly adding the most probable node (its algorithm 2;
 ``shared/native/tree_drafter.cpp``). Beam search grows the tree level by level and keeps ``width`` nodes at every depth.
-So its tree has ``nodes / width`` levels. Both use the same calibrated probabilities. The beam is cut from the drafter's
-largest tree, which contains every node that is more probable than its last one. The last line is a JSON object.
+So its tree has ``nodes / width`` levels. Both use the same probabilities: those of an n-gram graph, or those of a draft
+model. The beam is cut from the drafter's largest tree, which contains every node that is more probable than its last
+one. The last line is a JSON object.
 """
 
 from __future__ import annotations
@@ -14,19 +16,24 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from speculant_graph.bench.replaying import replay
 from speculant_graph.bench.texts import read_workloads
-from speculant_graph.config import DraftConfig
+from speculant_graph.config import DraftConfig, VerifierConfig
 from speculant_graph.corpus.tokenize import CorpusTokenizer
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.graph.build.builder import GraphBuilder
 from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, SequenceStep
+from speculant_verifier.draft_model.factory import open_model_drafter
+from speculant_verifier.model import TargetModel
 
 LARGEST = 256
 """Nodes of the tree from which a beam is cut."""
+MAX_DEPTH = 16
+"""Maximum depth of a draft model's tree, as in SpecExec's paper."""
 
 
 def beam(tree: Draft, width: int, nodes: int) -> Draft:
@@ -65,22 +72,60 @@ class BeamDrafter(SessionDrafter):
         return [beam(tree, self._width, each.node_budget) for tree, each in zip(trees, requests, strict=True)]
 
 
+class ModelBeamDrafter:
+    """Drafts SpecExec's trees with a draft model alone, or cuts a beam from them; one sequence at a time."""
+
+    def __init__(self, folder: str, width: int) -> None:
+        config = VerifierConfig(model_name=folder, device="cpu", max_batch_size=1)
+        model = TargetModel.load(config)
+        draft = DraftConfig(strategy="specexec", k=LARGEST, max_depth=MAX_DEPTH)
+        self._drafter = open_model_drafter(model, model, config, draft, None, None)
+        self._width = width
+
+    def open(self, session_id: int, **_: object) -> None:
+        """Begin a sequence."""
+        self._drafter.open(session_id)
+        self._token_ids: list[int] = []
+
+    def accept(self, session_id: int, token_ids: Sequence[int]) -> None:
+        """Append tokens to the sequence."""
+        self._token_ids += token_ids
+
+    def draft(self, requests: Sequence[SequenceStep]) -> list[Draft]:
+        """Draft for a batch of one."""
+        [each] = requests
+        budget = LARGEST if self._width else each.node_budget
+        [tree] = self._drafter.draft([SequenceStep(each.session_id, tuple(self._token_ids), budget)])
+        return [beam(tree, self._width, each.node_budget) if self._width else tree]
+
+    def close(self, session_id: int) -> None:
+        """End a sequence."""
+        self._drafter.finish(session_id)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Replay every file of traces with every width."""
     parser = argparse.ArgumentParser(description="Beam search against best-first search.")
     parser.add_argument("traces", nargs="+", type=Path)
-    parser.add_argument("--corpus", nargs="+", type=Path, required=True)
-    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--corpus", nargs="*", type=Path)
+    parser.add_argument("--tokenizer", help="by default the draft model's")
+    parser.add_argument("--draft-model", help="folder of a model that drafts instead of the corpus's graph")
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--widths", default="1,2,4,8")
     parser.add_argument("--limit", type=int, default=20)
     options = parser.parse_args(arguments)
-    tokenizer = CorpusTokenizer.load(options.tokenizer, None, special_tokens="parse")
-    graph = GraphBuilder(tokenizer_name=options.tokenizer).build_from_files(options.corpus)
+    if not options.draft_model and not (options.corpus and options.tokenizer):
+        parser.error("name --corpus and --tokenizer, or --draft-model")
+    tokenizer = CorpusTokenizer.load(options.tokenizer or options.draft_model, None, special_tokens="parse")
+    if options.draft_model:
+        drafter = partial(ModelBeamDrafter, options.draft_model)
+    else:
+        graph = GraphBuilder(tokenizer_name=options.tokenizer).build_from_files(options.corpus)
+        drafter = partial(BeamDrafter, graph)
     found: dict[str, dict[str, float]] = {}
     for workload in read_workloads(options.traces, tokenizer, options.limit):
         for width in (0, *map(int, options.widths.split(","))):
-            replayed = replay(BeamDrafter(graph, width), workload.traces, options.nodes)
+            replayed = replay(drafter(width), workload.traces, options.nodes)
             steps = [step for of_trace in replayed for step in of_trace]
             rate = sum(step.num_tokens for step in steps) / len(steps)
             name = f"beam of {width}" if width else "best-first"

@@ -1,6 +1,6 @@
 """The verifier: runs the target model, verifies drafts in one forward pass, and emits exactly the target's output.
 
-All code that needs torch is here. :mod:`speculant_graph` re-exports the public names lazily.
+All code that needs torch is in this package; :mod:`speculant_graph` lazily re-exports its public names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ __version__: str
 
 
 def __getattr__(name: str) -> str:
-    """Read the version on first use."""
+    """Return the version for ``__version__``; it is read only on first use."""
     if name != "__version__":
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     from speculant_graph.version import VERSION

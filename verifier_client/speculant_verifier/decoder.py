@@ -1,7 +1,7 @@
 """``SpeculativeDecoder``, the entry point for Python users: lossless speculative decoding with a model.
 
-It assembles model, drafter and engine, and converts between text and token ids. :mod:`speculant_verifier.engine` does
-the decoding.
+The decoder assembles model, drafter and engine, and converts between text and token ids.
+:mod:`speculant_verifier.engine` does the decoding.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ _ARGUMENTS: dict[str, type | tuple[type, ...]] = {
     "record": RecordConfig,
 }
 _OWN_DRAFTERS: dict[StrategyName, Callable[[DraftConfig, int], Drafter]] = {"nasd": NasdDrafter}
-"""Drafters that run in the verifier, by strategy. Each is created from the drafting settings and the vocabulary
-size."""
+"""Constructors of the drafters that run in the verifier's process, by drafting strategy. Each constructor takes the
+drafting settings and the vocabulary size."""
 _DEEP = 128
-"""Default ``max_depth`` if every pass reads weights from disk, because long drafts then cost little."""
+"""Default ``max_depth`` if every pass streams weights into memory, because long drafts then cost little."""
 
 
 class SpeculativeDecoder:
     """Decodes speculatively: a drafter drafts from a graph, and the model verifies the drafts.
 
-    The output equals that of the model alone. With the rule ``follow``, the output depends only on prompt, settings and
-    seed, not on the graph or the drafter.
+    The output equals the output of plain decoding with the same model. With the verification rule ``follow``, the
+    output depends only on prompt, settings and seed, not on the graph or the drafter.
 
     All methods are thread-safe and may be called from any event loop. The requests of all callers share one batch.
 
@@ -94,16 +94,16 @@ class SpeculativeDecoder:
         Args:
             graph_path: graph to draft from in this process, or up to four graphs as layers.
             verifier_config: the model and how to run it; with ``target``, only how to run it.
-            draft_config: drafting strategy and limits. Without a graph, a sidecar or a drafter, strategies that draft
-                from the sequence itself run in this process. The strategies 'greedy' and 'sampling' then have no
-                drafts.
+            draft_config: drafting strategy and limits. If there is no graph, sidecar or drafter, strategies that draft
+                from the sequence itself run in this process. If there is no graph, sidecar or drafter, the strategies
+                'greedy' and 'sampling' draft nothing.
             client_config: if it has an address, the sidecar at this address drafts instead of a graph.
             draft_model: a small language model that drafts together with n-grams (strategies 'tree' and 'specexec') or
                 alone ('model', and 'specexec' without a graph or a sidecar).
             drafter: a drafter to use instead of a graph or a sidecar; the caller closes it.
             target: a model that is already loaded.
-            require_same_tokenizer: raise if the sidecar's tokenizer differs at the first request. If False, and at
-                later requests, decoding continues without the sidecar's drafts.
+            require_same_tokenizer: raise if the sidecar's tokenizer differs at the first request. If the argument is
+                False or a later request finds a difference, decoding continues without the sidecar's drafts.
             record: detailed mode: which finished requests are recorded, and where; None records no requests.
 
         Raises:
@@ -137,7 +137,7 @@ class SpeculativeDecoder:
         base = None if wanted is None else load_draft_model(wanted, self.verifier_config, self.target)
         drafts = not STRATEGIES[strategy].needs_graph or bool(graphs) or sidecar is not None
         self.costs = self._measured_costs() if drafts or (drafter is not None and drafter.state != "off") else None
-        """Measured costs of passes on this machine; None if not measured."""
+        """Measured durations of forward passes on this machine; None if they were not measured."""
         # SpecExec's tree comes from the draft model alone if the only n-grams are those of the sequence itself.
         model_alone = STRATEGIES[strategy].runs_by == "draft-model" or (
             base is not None and STRATEGIES[strategy].fills_budget and not has_ngrams
@@ -147,9 +147,9 @@ class SpeculativeDecoder:
         )
         budget = StepBudget(ObservedCosts(self.costs)) if self.costs is not None else None
         self.record_identity = RecordIdentity(tenant=client_config.tenant if client_config is not None else "")
-        """Fields of records that the engine does not know."""
+        """Record fields that the engine can't know: draft model, adapter and tenant."""
         self.adapters: Adapters | None = None
-        """The draft model's adapters, if there is a draft model."""
+        """Loads and swaps the draft model's LoRA adapters; None if there is no draft model."""
         if wanted is not None and base is not None:
             ngrams = None if model_alone else self.drafter
             self.drafter = open_model_drafter(
@@ -166,7 +166,7 @@ class SpeculativeDecoder:
             record=record,
             identity=self.record_identity,
         )
-        """The engine. Use it only to read queues, caches and counts; this decoder does everything else."""
+        """The engine. Callers only read the engine's queues, caches and counts; the decoder does everything else."""
         self._runner = Runner(self.engine)
 
     @property
@@ -181,7 +181,7 @@ class SpeculativeDecoder:
         return load_or_measure(self.target, batches, most_nodes=self.draft_config.k)
 
     def _opened_drafter(self, graphs: Sequence[NgramGraph], sidecar: ClientConfig | None, *, drafts: bool) -> Drafter:
-        """Open the configured drafter, without a draft model."""
+        """Open the drafter that the settings name, except a draft model, which is opened separately."""
         strategy = self.draft_config.strategy
         wanted = STRATEGIES[strategy]
         if graphs:
@@ -221,12 +221,12 @@ class SpeculativeDecoder:
             generation_config: settings for all prompts, or a list with the settings of each prompt.
 
         Returns:
-            For a single text, one result. For a list, a list of results, ordered by prompt and then by sample (``n``
-            per prompt).
+            A single result if the prompt is one text; otherwise a list of results, ordered by prompt and then by sample
+            (``n`` per prompt).
 
         Raises:
-            GenerationError: a single text can't be continued, or ``n`` is above 1 for a single text. In a list, a
-                failed prompt gets a result with the finish reason ``error``, and the others continue.
+            GenerationError: a single text can't be continued, or ``n`` is above 1 for a single text. If one prompt of a
+                list fails, its result has the finish reason ``error``, and the other prompts continue.
         """
         batch = self._batch(prompt, generation_config)
         for output in self._runner.stream(batch.requests):
@@ -242,9 +242,10 @@ class SpeculativeDecoder:
     ) -> Iterator[StepEvent]:
         """Decode like :meth:`generate`, but yield every step's output as it is emitted.
 
-        A sample's last event carries its result, whose text is the concatenation of the events' texts. Closing the
-        iterator cancels the generation. For a list, ``documents`` may name each prompt's document. Records store the
-        names, because a trained adapter is evaluated on unseen documents.
+        The last event of a sample carries its result, whose text is the concatenation of the texts in all its events.
+        Closing the iterator cancels the generation. For a list of prompts, ``documents`` may name the document to which
+        each prompt belongs. Request records store the document names, because a trained adapter is evaluated on unseen
+        documents.
         """
         batch = self._batch(prompt, generation_config, documents=documents)
         for output in self._runner.stream(batch.requests):
@@ -265,7 +266,7 @@ class SpeculativeDecoder:
             generation_config: as in :meth:`generate`.
             session: options of the drafting sessions, in addition to the drafter's settings.
             shared_length: number of prompt tokens that later prompts will probably share as a prefix, such as
-                instructions. The prefix cache keeps this prefix.
+                instructions. The prefix cache keeps the first ``shared_length`` tokens for later prompts.
         """
         events = self.paced_stream(prompt, generation_config, session=session, shared_length=shared_length)
         async with aclosing(events):
@@ -283,7 +284,7 @@ class SpeculativeDecoder:
         pause_s: float | None = None,
         ended: Callable[[], object] = lambda: None,
     ) -> AsyncGenerator[StepEvent | None, None]:
-        """Stream like :meth:`astream`, and also yield None after every pause, for clients that may read slowly.
+        """Stream like :meth:`astream` for clients that may read slowly, and also yield None after every pause.
 
         Args:
             prompt: as in :meth:`generate`.
@@ -294,15 +295,15 @@ class SpeculativeDecoder:
             ended: called in the event loop when a sequence has ended, even if its events were not read.
 
         Raises:
-            GenerationRequestError: prompts or settings are malformed. The call itself raises this error, not the
-                iterator.
+            GenerationRequestError: prompts or settings are malformed. The call of ``paced_stream`` itself raises this
+                error, not the iterator that it returns.
         """
         batch = self._batch(prompt, generation_config, session, shared_length)
         return self._runner.astream(batch.requests, batch.event, pause_s=pause_s, ended=ended)
 
     @property
     def totals(self) -> EngineTotals:
-        """Current counts and times since the decoder was created."""
+        """Counts and times of all requests since the decoder was created."""
         return self.engine.totals
 
     @cached_property
@@ -327,7 +328,7 @@ class SpeculativeDecoder:
         return self.chat_format.render(messages, **options)
 
     def check(self, prompt: Sequence[TokenId], config: GenerationConfig) -> None:
-        """Reject a prompt that could never be decoded, before it is queued.
+        """Reject a prompt that can never be decoded, before it is queued.
 
         Raises:
             GenerationError: the prompt or the settings are invalid.

@@ -9,8 +9,8 @@ from speculant_graph.errors import SpeculantError
 from speculant_graph.types import TokenId
 
 FinishReason = Literal["stop", "length", "error"]
-"""Why a generation ended: ``stop`` at an end token or a stop text, ``length`` at ``max_tokens`` or the model's context
-length, ``error`` because the request failed."""
+"""Why a generation ended: ``stop`` means an end token or a stop text, ``length`` means ``max_tokens`` or the model's
+context length, and ``error`` means that the request failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +22,14 @@ class TokenLogprobs:
     logprob: float
     """Log-probability of the emitted token."""
     top_token_ids: tuple[TokenId, ...] = ()
-    """The most probable tokens, best first."""
+    """The most probable tokens at this position, best first."""
     top_logprobs: tuple[float, ...] = ()
     """Log-probabilities of ``top_token_ids``."""
 
 
 @dataclass(slots=True)
 class PhaseTimes:
-    """Time of a request or an engine by phase, in seconds.
+    """Seconds that a request or an engine has spent in each phase.
 
     Time that a batch spends on shared work counts in full for each of its rows.
     """
@@ -45,16 +45,16 @@ class PhaseTimes:
     commit_s: float = 0.0
     """Seconds for committing accepted tokens to the cache."""
     stall_s: float = 0.0
-    """Seconds spent waiting for weights that do not fit into memory, included in prefill and forward passes; 0 if all
-    fit."""
+    """Seconds spent waiting for weights that do not fit into memory, as part of prefill and forward passes; 0 if all
+    weights fit."""
     first_token_s: float = 0.0
     """Seconds from admission to the first emitted token."""
     total_s: float = 0.0
-    """Seconds from admission to the last emitted token, without the time that readers of streams take between steps."""
+    """Seconds from admission to the last emitted token, without the time that stream readers take between steps."""
 
     @property
     def other_s(self) -> float:
-        """Seconds for everything else, such as the prefill of other prompts."""
+        """Seconds outside the named phases, such as waiting for the prefill of other prompts."""
         named_s = self.prefill_s + self.draft_s + self.forward_s + self.verify_s + self.commit_s
         return max(0.0, self.total_s - named_s)
 
@@ -68,7 +68,7 @@ class GenerationResult:
     """The continuation of one prompt."""
 
     text: str
-    """Decoded continuation without the final end token."""
+    """Text of the continuation, without the final end token."""
     token_ids: tuple[TokenId, ...]
     """Token ids of the continuation, including the end token."""
     prompt_token_ids: tuple[TokenId, ...]
@@ -96,10 +96,10 @@ class GenerationResult:
     request_id: str = ""
     """The id of the request in the records (:attr:`~speculant_verifier.records.record.RequestRecord.request_id`)."""
     num_tried: int = 0
-    """Number of positions with drafted tokens."""
+    """Number of output positions for which tokens were drafted."""
     rolling_acceptance: float | None = None
-    """Accepted share of the positions with drafted tokens in the tenant's latest 100 requests, including this one; None
-    without such positions."""
+    """Share of the positions with drafted tokens that were accepted in the tenant's latest 100 requests, including this
+    one; None if nothing was drafted."""
     sample: int = 0
     """Index of the sample among the samples of its prompt, from 0."""
     error: SpeculantError | None = None
@@ -109,7 +109,7 @@ class GenerationResult:
 
     @property
     def num_drafted(self) -> int:
-        """Number of drafted and verified nodes."""
+        """Number of nodes that were drafted and verified."""
         return sum(self.drafted_by_depth)
 
     @property
@@ -129,7 +129,7 @@ class GenerationResult:
 
     @property
     def mean_accepted_tokens(self) -> float | None:
-        """Tokens emitted per forward pass, including the target's own; 1 means plain decoding. None without a pass.
+        """Tokens emitted per forward pass, including the target's own (1: plain decoding; None: no pass).
 
         Tokens from the target cache are excluded, because they do not come from drafts.
         """
@@ -137,20 +137,20 @@ class GenerationResult:
 
     @property
     def num_from_tree(self) -> int:
-        """Number of tokens, not counting the first of each pass; their prefixes were in verified drafts."""
+        """Number of emitted tokens, except the first of each pass; verified drafts contained their prefixes."""
         return max(0, len(self.token_ids) - self.num_from_target_cache - self.num_steps)
 
     @property
     def tree_hit_rate(self) -> float:
-        """Share of the tokens that ``num_from_tree`` counts.
+        """Share of the emitted tokens that ``num_from_tree`` counts.
 
-        Added to ``target_cache_hit_rate``, this share gives SpecExec's hit rate.
+        The sum of this share and ``target_cache_hit_rate`` is SpecExec's hit rate.
         """
         return self.num_from_tree / len(self.token_ids) if self.token_ids else 0.0
 
     @property
     def target_cache_hit_rate(self) -> float:
-        """Share of the tokens that came from the target cache."""
+        """Share of the emitted tokens that came from the target cache."""
         return self.num_from_target_cache / len(self.token_ids) if self.token_ids else 0.0
 
     @property
@@ -168,7 +168,7 @@ class StepEvent:
     token_ids: tuple[TokenId, ...]
     """Emitted tokens; only the last event of a sample may have none."""
     num_accepted: int
-    """Number of leading tokens that were drafted; the rest are the target's own."""
+    """Number of tokens at the start of ``token_ids`` that were drafted; the target itself chose the others."""
     text: str
     """Text that became final in this step; incomplete characters wait for the next step."""
     accepted_text: str

@@ -1,4 +1,4 @@
-"""Checks where a model and its tokenizer come from. This module does not import torch, because that takes seconds."""
+"""Checks that models, tokenizers and graphs exist. This module does not import torch, which would take seconds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def require_sources(
 
 
 def require_one_source(*sources: object) -> None:
-    """Reject more than one source of drafts; an argument of None is no source.
+    """Reject more than one source of drafts; an argument that is None does not count as a source.
 
     Raises:
         ConfigError: there are several sources.
@@ -59,7 +59,7 @@ def require_one_source(*sources: object) -> None:
 
 
 def is_model_local(config: VerifierConfig) -> bool:
-    """Return whether the model is available only from the hub's cache.
+    """Return whether only the copy of the model in the hub's cache is available.
 
     Raises:
         ConfigError: the model does not exist, its folder has no model, or the hub can't be reached.
@@ -75,7 +75,7 @@ def is_model_local(config: VerifierConfig) -> bool:
 
 
 def is_tokenizer_local(config: VerifierConfig) -> bool:
-    """Return whether the tokenizer is available only from the hub's cache.
+    """Return whether only the copy of the tokenizer in the hub's cache is available.
 
     Raises:
         ConfigError: the tokenizer does not exist, or the hub can't be reached.

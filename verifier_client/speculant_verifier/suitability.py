@@ -32,7 +32,8 @@ FITTING: dict[RuleName, tuple[StrategyName, ...]] = {
     "tree-wor": _DRAWN,
     "tree-iid": _DRAWN,
 }
-"""Suitable strategies for each rule, the best first. With any other strategy, a rule is still lossless."""
+"""Suitable drafting strategies for each verification rule, the best first. A verification rule is lossless even with an
+unsuitable strategy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Sources:
         ]
 
     def variations(self) -> list[tuple[Sources, str]]:
-        """Return the sources with one of them added or removed, and the change of settings that does so."""
+        """Return the sources with one added or removed, each with the change of settings that achieves it."""
         return [
             (replace(self, has_model=False), "leave draft_model.name out")
             if self.has_model
@@ -155,13 +156,13 @@ _SETTINGS = {
     "draft_filler_top_k": "filler_top_k",
     "draft_stop_if_unknown": "stop_if_unknown",
 }
-"""Drafting options of requests and the corresponding settings."""
+"""Maps the drafting options of requests to the corresponding drafting settings."""
 _BOUNDED = ("node_budget", "max_depth", "draft_n", "draft_filler_top_k")
-"""Options of requests for which the setting is an upper bound."""
+"""Options of requests that may not exceed the corresponding setting."""
 
 
 def require_request(config: GenerationConfig, draft: DraftConfig) -> None:
-    """Reject drafting options of a request that exceed the settings, or that the strategy ignores.
+    """Reject a request's drafting options if they exceed the settings or the strategy ignores them.
 
     Raises:
         GenerationRequestError: an option is rejected; the message names the setting.
@@ -182,7 +183,7 @@ def require_request(config: GenerationConfig, draft: DraftConfig) -> None:
 
 
 def unsuited(rule: RuleName, strategy: StrategyName) -> str:
-    """Return the warning for a request whose rule does not suit its drafts; empty if it does."""
+    """Return a warning if a request's rule does not suit the strategy of its drafts; empty if it does."""
     if strategy in FITTING[rule]:
         return ""
     return (

@@ -1,7 +1,7 @@
 """Speculative decoding in transformers: ``model.generate(..., custom_generate=speculant_generate)``.
 
-transformers expands prompts and prepares processors, stopping criteria and limits; this module decodes. It supports any
-batch and all logits processors, which see the same inputs as in transformers, including left padding.
+transformers expands prompts and prepares processors, stopping criteria and limits; this module decodes. Any batch and
+all logits processors are supported, and processors see the same inputs as in transformers, including left padding.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def speculant_generate(
         stopping_criteria: made by transformers from the call's settings.
         generation_config: made by transformers from the call's settings.
         drafter: the drafter, which the caller opens and closes; None: draft from the sequences themselves.
-        draft_config: drafting settings: ``k`` (maximum number of nodes per step) and, if no drafter is given, all
-            others.
+        draft_config: drafting settings: ``k`` (maximum number of nodes per step) always applies, and all other settings
+            apply if no drafter is given.
         seeds: sampling seed of every row; None: seeds from torch's random state.
         rule: the verification rule.
         max_batch_size: maximum number of rows at a time; 0: all rows.
@@ -70,7 +70,8 @@ def speculant_generate(
         model_inputs: model inputs from transformers; ``attention_mask`` marks the padding of prompts.
 
     Returns:
-        Token ids ``[batch, longest]`` right-padded, including prompts; in an output object if the call requests one.
+        Token ids of prompts and outputs, right-padded, ``[batch, longest]``; they are in an output object if the call
+        requests one.
 
     Raises:
         ConfigError: the call requests beams, or outputs that are not supported.
@@ -155,7 +156,7 @@ def _attention_of(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Padded(LogitsProcessor):
-    """Adds the padding to rows before processors run, because row lengths in transformers include it."""
+    """Adds the prompt's padding to a row before its processors run, because transformers counts it in row lengths."""
 
     def __init__(self, processors: LogitsProcessorList, padding: Sequence[TokenId]) -> None:
         self._processors = processors

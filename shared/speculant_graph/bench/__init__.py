@@ -1,1 +1,1 @@
-"""Reproducible benchmarks; each compares with the obvious alternative in the same run."""
+"""Reproducible benchmarks, each of which also measures the obvious alternative in the same run."""

@@ -1,4 +1,4 @@
-"""``speculant bench build``: the time of a whole build, and counting compared with plain Python."""
+"""``speculant bench build``: times a whole graph build, and compares n-gram counting with plain Python."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from speculant_graph.types import Fingerprint
 
 Counts = Mapping[tuple[int, ...], Mapping[int, int]]
-"""Counts of next tokens, by context; contexts have 1 to N tokens."""
+"""Counts of next tokens, keyed by context; a context has from 1 to N tokens."""
 
 _ROUNDS = 2
 
 
 class BenchBuildSettings(ReportingSettings):
-    """Time the build of a graph, and compare counting with a dict of dicts on the words of Python's own sources."""
+    """Time a graph build, and compare counting n-grams with a dict of dicts on the words of Python's sources."""
 
     corpus: CliVariadicArg[list[TypedPath]]
-    """Files, folders and patterns, as for 'speculant build'."""
+    """Corpus files, folders and patterns to build the graph from, as for 'speculant build'."""
     dict_tokens: Annotated[int, Field(ge=100)] = 1_000_000
-    """Number of tokens for the comparison with plain Python, at least 100. A million tokens take 20 s and a
-    gigabyte."""
+    """Number of tokens for the comparison with plain Python, at least 100. Counting a million tokens takes 20 s and a
+    gigabyte of memory."""
     graph: GraphConfig = GraphConfig()
-    """Settings of the build."""
+    """Settings for building the graph."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _built(files: Sequence[Path], config: GraphConfig) -> dict[str, Any]:
-    """Build a graph as ``speculant build`` does, and return its time, memory and size."""
+    """Build a graph as ``speculant build`` does, and return the build's time and memory and the graph's size."""
     from speculant_graph.graph.build.builder import GraphBuilder
 
     builder = GraphBuilder(**config.model_dump())
@@ -73,7 +73,7 @@ def _built(files: Sequence[Path], config: GraphConfig) -> dict[str, Any]:
 
 
 def compare_counting(token_ids: list[int], fingerprint: Fingerprint, max_order: int) -> dict[str, float]:
-    """Count the same tokens with this library and in plain Python, in interleaved trials, and compare CPU seconds.
+    """Count tokens with this library and with plain Python in interleaved trials; compare the CPU seconds.
 
     Args:
         token_ids: the tokens to count.
@@ -94,7 +94,7 @@ def compare_counting(token_ids: list[int], fingerprint: Fingerprint, max_order: 
 
 
 def count_by_hand(token_ids: Sequence[int], max_order: int) -> Counts:
-    """Count all n-grams of a list of token ids in the obvious way."""
+    """Count all n-grams of a list of token ids in the obvious way, with a dict of dicts."""
     contexts: defaultdict[tuple[int, ...], defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
     for order in range(1, max_order + 1):
         for end in range(order, len(token_ids)):
@@ -103,7 +103,7 @@ def count_by_hand(token_ids: Sequence[int], max_order: int) -> Counts:
 
 
 def count_by_iterators(token_ids: Sequence[int], max_order: int) -> Counts:
-    """Return the same counts as fast as plain Python can, with slices and tuples from iterators written in C."""
+    """Return the counts of :func:`count_by_hand` as fast as Python can, with slices and tuples of C iterators."""
     contexts: dict[tuple[int, ...], dict[int, int]] = {}
     for order in range(1, max_order + 1):
         columns = [token_ids[start:] for start in range(order)]

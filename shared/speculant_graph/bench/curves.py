@@ -1,4 +1,4 @@
-"""Plots of curves as SVG, with panels side by side."""
+"""Draws curves as an SVG picture, with panels side by side."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves of one quantity, with equal numbers of values."""
+    """A panel of curves that show the same quantity and have equally many values."""
 
     title: str
     curves: list[Curve]
 
 
 def write_picture(path: Path, panels: Sequence[Panel], *, across: str = "slice", up: str = "tokens a step") -> None:
-    """Write panels of the same curves as an SVG file.
+    """Write panels, which all show the same set of curves, to an SVG file.
 
     Args:
         path: the file.
@@ -54,7 +54,7 @@ def write_picture(path: Path, panels: Sequence[Panel], *, across: str = "slice",
 
 
 def drawn(panels: Sequence[Panel], *, across: str, up: str) -> str:
-    """Return the picture; see :func:`write_picture`."""
+    """Return the SVG text of the picture that :func:`write_picture` writes."""
     columns = min(len(panels), _MOST_IN_A_ROW)
     width, height = columns * _WIDTH + _GAP, _TOP + math.ceil(len(panels) / columns) * _HEIGHT
     parts = [
@@ -112,7 +112,7 @@ def _stroke(index: int) -> str:
 
 
 def _marks(least: float, most: float) -> list[float]:
-    """Return evenly spaced round numbers that enclose all values."""
+    """Return axis marks: evenly spaced round numbers that enclose all values."""
     span = max(most - least, 1e-3)
     unit = 10.0 ** math.floor(math.log10(span / _MOST_LINES))
     step = next(unit * each for each in (1, 2, 5, 10, 20) if span / (unit * each) <= _MOST_LINES)

@@ -1,7 +1,8 @@
-"""A gRPC echo server; benches compare a drafter with it to see the cost of gRPC alone.
+"""A gRPC echo server that benches compare with a drafter, to measure the cost of gRPC alone.
 
-Run it as a process: ``python -m speculant_graph.bench.echo ADDRESS``. The server keeps a message that begins with
-``SET`` and answers every later message with it. So each direction carries as many bytes as with a drafter.
+Run it as a process: ``python -m speculant_graph.bench.echo ADDRESS``. A message that begins with ``SET`` sets the reply
+that the server sends to every later message. With a suitable reply, each direction carries as many bytes as in an
+exchange with a drafter.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import uvloop
 from speculant_graph.rpc.addresses import grpc_target
 
 METHOD = "/speculant_graph.bench.Echo/Stream"
-"""Path of the stream method."""
+"""gRPC path of the echo server's stream method."""
 SET = b"SET"
-"""Prefix of a message that the server keeps as its reply."""
+"""Prefix of a message whose remaining bytes become the server's reply."""
 
 _END_OF_STREAM = grpc.aio.EOF  # type: ignore[attr-defined] # missing in the stubs
 

@@ -1,8 +1,9 @@
-"""``speculant bench engine-loop``: drafting between the passes of a simulated fast engine.
+"""``speculant bench engine-loop``: measures drafting between the passes of a simulated fast engine.
 
-The engine replays recorded outputs, and drafts through the same sessions as the adapters. During a pass, the process
-sleeps for the time given by the cost curve. So the CPU's caches go cold, as they do during the passes of a GPU. Drafts
-are verified against the record. Speedups are computed without and with the time of drafting.
+The simulated engine replays recorded outputs, and requests drafts through the same code as the engine adapters. During
+a pass, the process sleeps for the time given by the cost curve. The sleep lets the CPU's caches go cold, as in an
+engine that waits for a GPU's forward pass. Drafts are verified by comparing them with the recorded output. Every
+speedup is computed twice: without and with the time spent on drafting.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from speculant_graph.settings import GraphPaths, ReportingSettings, TypedPath, l
 from speculant_graph.types import Fingerprint
 
 _FEW_PASSES = 200
-"""With fewer passes the bench warns that an engine's first passes dominate the figures."""
+"""Number of passes below which the bench warns that an engine's first passes dominate the figures."""
 _COLUMNS = (
     "workload", "rows", "passes", "tokens_per_pass", "draft_ms_p50", "draft_ms_p99", "pass_ms_plain", "speedup_free",
     "speedup_paid", "neural_share", "steps_without_drafter",
@@ -44,39 +45,39 @@ _COLUMNS = (
 
 
 class BenchEngineLoopSettings(ReportingSettings):
-    """Replay recorded outputs on a simulated engine with the pass times of a GPU, and time drafting.
+    """Replay recorded outputs on a simulated engine with a GPU's pass times, and measure the drafting time.
 
-    Nothing here runs on a GPU: the passes sleep. Every trace is decoded once for each number of rows, with that many
-    traces at a time. 'speedup free' compares tokens per second with those of plain passes, as if drafting took no
-    time; 'speedup paid' adds the time that it took.
+    The bench uses no GPU: its forward passes only sleep. For each number of rows, the engine decodes the traces once,
+    with that many traces in a batch. The column 'speedup free' divides tokens per second by those of plain decoding, as
+    if drafting took no time. The column 'speedup paid' also counts the drafting time.
     """
 
     traces: CliVariadicArg[list[TypedPath]]
-    """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload. Its name is the field
-    'workload' of the first line, or else the file's name."""
+    """Recorded outputs: JSON Lines files with the text fields 'prompt' and 'output' in every line. Each trace file is
+    one workload. The workload's name is the field 'workload' of the first line, or else the file's name."""
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Files, folders and patterns to count into one graph, as for 'speculant build'. Without them, drafts come only
-    from the decoded text."""
+    """Corpus files, folders and patterns to count into one n-gram graph, as for 'speculant build'. Without a corpus, a
+    graph file or a sidecar, drafts come only from the decoded text."""
     graph_path: CliVariadicArg[GraphPaths] = []  # noqa: RUF012
-    """Draft from this graph file, or from up to four as layers, instead of counting a corpus."""
+    """Graph file to draft from instead of counting a corpus; up to four files serve as layers."""
     curve: str = "gptoss-h100"
     """Pass times: 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', a shape ('flat', 'dense', 'cpu-moe', 'moe'; 10 ms
-    for one token), or a file such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token."""
+    for one token), or a file such as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, whose 'tokens' must begin at 1."""
     rows: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
-    """Numbers of sequences decoded together, separated by commas. By default, numbers above a file's traces are
-    skipped."""
+    """Batch sizes to measure (numbers of sequences decoded together), separated by commas. By default, batch sizes
+    larger than a file's number of traces are skipped."""
     k: Annotated[int, Field(ge=1, le=2_048)] = 8
-    """Maximum number of tokens drafted per row, from 1 to 2,048."""
+    """Maximum number of tokens drafted per sequence and pass, from 1 to 2,048."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Number of traces to replay from the start of each file; by default all."""
     time: Annotated[float, Field(gt=0.0)] = 20.0
-    """Maximum time for each workload and number of rows, in seconds."""
+    """Maximum time to measure each workload at each batch size, in seconds."""
     graph: GraphConfig = GraphConfig()
-    """Tokenizer, orders, and how the corpus is read."""
+    """Graph settings: the tokenizer, the n-gram orders, and how the corpus is read."""
     client: ClientConfig = ClientConfig()
-    """Draft with this sidecar instead of in this process. Each run with a number of rows is a new tenant there, so that
-    it learns only from its own traces. With --client.tenant, all runs are this tenant, which may have learned the
-    traces already."""
+    """Sidecar to request drafts from, instead of drafting in the bench's own process. For each workload and batch size,
+    the bench uses a new tenant of the sidecar, which learns only from that run's traces. With --client.tenant, all runs
+    use the named tenant, which may already have learned the traces."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -162,7 +163,7 @@ def _measure(
 
 
 def _require_times(curve: CostCurve, workloads: Sequence[Workload], settings: BenchEngineLoopSettings) -> None:
-    """Check that a pass does not take longer than the time of a workload.
+    """Check that a single pass fits into the measuring time of a workload.
 
     Raises:
         ConfigError: according to the curve, a pass takes longer.
@@ -181,7 +182,7 @@ def _require_times(curve: CostCurve, workloads: Sequence[Workload], settings: Be
 
 @contextmanager
 def _drafting(settings: BenchEngineLoopSettings) -> Iterator[dict[str, Any]]:
-    """Build a graph if a corpus is given, and yield the engine's draft settings; the graph is deleted at the end."""
+    """Build a temporary graph if a corpus is given, and yield the engine's draft settings."""
     if settings.client.address:
         yield {"client": settings.client.model_dump(exclude_unset=True)}
         return
@@ -198,7 +199,7 @@ def _drafting(settings: BenchEngineLoopSettings) -> Iterator[dict[str, Any]]:
 
 
 def _require_drafts(sessions: EngineSessions, settings: BenchEngineLoopSettings) -> None:
-    """Check that the sidecar drafts.
+    """Check that the sidecar is able to draft.
 
     Raises:
         DrafterUnavailableError: it does not; the message contains the sidecar's reason and the fix.
@@ -210,7 +211,7 @@ def _require_drafts(sessions: EngineSessions, settings: BenchEngineLoopSettings)
 
 
 def _of_more_tokens(workload: Workload) -> Workload:
-    """Leave out outputs of one token, because the pass that reads the prompt generates it."""
+    """Leave out traces with an output of one token, because the prefill pass already generates it."""
     return replace(workload, traces=tuple(trace for trace in workload.traces if len(trace.output) > 1))
 
 
@@ -229,12 +230,12 @@ class LoopTimes:
     draft_s: list[float] = field(default_factory=list)
     """Seconds of drafting before each pass."""
     pass_s: list[float] = field(default_factory=list)
-    """Seconds of each pass, according to the curve."""
+    """Seconds of each simulated pass, according to the cost curve."""
     num_tokens: int = 0
-    """Tokens generated by all passes."""
+    """Number of tokens that all passes together generated."""
 
     def figures(self, num_rows: int, curve: CostCurve) -> dict[str, Any]:
-        """Return the figures, ready for JSON."""
+        """Return the figures of the run as a JSON-ready dict."""
         plain_s = float(curve.seconds(num_rows, num_rows)[num_rows])
         plain_rate = num_rows / plain_s
         free_s, draft_s = sum(self.pass_s), sum(self.draft_s)
@@ -258,7 +259,7 @@ def run_loop(
     most_s: float,
     tell: Progress = lambda done, total: None,
 ) -> LoopTimes:
-    """Decode traces until the time is over, each only once, so that learned text always comes from other requests.
+    """Decode each trace at most once until time is up; learned text thus always comes from other requests.
 
     Args:
         sessions: source of drafts.

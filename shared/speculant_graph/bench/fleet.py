@@ -1,6 +1,7 @@
-"""``speculant bench fleet``: how many engines a sidecar can serve, its memory, and the effect of killing a sidecar.
+"""``speculant bench fleet``: measures engines per sidecar, memory, and the effect of killing a sidecar.
 
-Engines are simulated, each in a separate process; a pass only sleeps for the time of a GPU's pass. Sidecars are real.
+Engines are simulated, each in a separate process; a simulated pass sleeps for as long as a GPU's pass takes. Sidecars
+are real.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ from speculant_graph.settings import ReportingSettings, load_settings
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 200, 200
 _MOST_TRACES = 512
 _BAR = 0.1
-"""Limit of drafting time, as a share of a pass."""
+"""Maximum drafting time per pass, as a share of the pass time."""
 
 
 class BenchFleetSettings(ReportingSettings):
     """Measure sidecars on this machine: engines per sidecar, memory, and the effect of killing a sidecar under load.
 
-    Each sidecar gets its own core if there are enough; the engines share the other cores. Graph and decoded text are
-    words of Python's own sources, but the graph does not contain the decoded text.
+    Each sidecar gets its own core if there are enough; the engines share the other cores. The graph and the decoded
+    texts come from different parts of Python's own sources, with words as tokens.
     """
 
     sidecars: Annotated[int, Field(ge=2, le=32)] = 2
-    """Number of sidecars in the test that kills one. Engines per sidecar are measured only with sidecars that have a
-    core of their own."""
+    """Number of sidecars in the part of the bench that kills one of them. Engines per sidecar are measured with fewer
+    sidecars if some would lack their own CPU core."""
     engines: Annotated[list[Annotated[int, Field(ge=1, le=256)]], COMMAS] = [1, 2, 4, 8]  # noqa: RUF012
     """Numbers of engines per sidecar to measure, separated by commas."""
     tenants: Annotated[int, Field(ge=0, le=10_000)] = 8
-    """Number of tenants whose text the engines decode in turn; 0: sequences have no tenant."""
+    """Number of tenants to which the engines assign sequences in turn; with 0, sequences have no tenant."""
     rows: Annotated[int, Field(ge=1, le=256)] = 8
     """Sequences per engine."""
     k: Annotated[int, Field(ge=1, le=64)] = 8
-    """Maximum number of tokens drafted per row."""
+    """Maximum number of tokens drafted per sequence and pass."""
     tcp: bool = False
-    """Reach sidecars over TCP, as from other machines, instead of Unix sockets."""
+    """Connect to sidecars over TCP, as from another machine, instead of over Unix sockets."""
     curve: str = "gptoss-h100"
-    """Pass times, as for 'speculant bench engine-loop'."""
+    """Times of the simulated forward passes, as for 'speculant bench engine-loop'."""
     time: Annotated[float, Field(ge=1.0)] = 10.0
-    """Seconds of measurement for each number of engines, and before and after each event."""
+    """Seconds to measure each number of engines, and the time before and after a sidecar is killed or restarted."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
-"""One engine of ``bench fleet``: a separate process that runs this module, with its parameters as a JSON argument.
+"""A simulated engine of ``bench fleet``: a process that runs this module, with its parameters as JSON.
 
-The engine prints ``ready`` when it drafts. One line on its standard input starts the measurement, and the next line
-ends it. Then the engine prints its passes as JSON.
+The engine prints ``ready`` after its warm-up passes. One line on the engine's standard input starts the measurement,
+and the next line ends it. After the measurement, the engine prints the figures of its passes as JSON.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ WARM_UP_PASSES = 50
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Parameters of an engine."""
+    """Parameters of a simulated engine."""
 
     addresses: str
     """Addresses of the sidecars, as in ``client.address``."""
     tokenizer: tuple[str, str, int]
-    """Fields of the graph's fingerprint."""
+    """Name, SHA-256 digest and vocabulary size of the graph's tokenizer."""
     texts: str
     """Name of a NumPy file with one row of token ids per trace."""
     prompt_tokens: int
-    """Number of prompt tokens at the start of each row; the others are the output."""
+    """Number of prompt tokens at the start of each row of ``texts``; the row's other tokens are the output."""
     first: int
-    """Index of the trace to start with; after the last trace, trace 0 follows."""
+    """Index of the first trace to decode; after the last trace, decoding continues with trace 0."""
     tenants: list[str]
-    """Tenants of the sequences, in turns; if empty, sequences have no tenant."""
+    """Tenants to which sequences are assigned in turn; if empty, sequences have no tenant."""
     rows: int
     k: int
     curve: str
@@ -53,27 +53,27 @@ class Order:
 
 @dataclass(slots=True)
 class EnginePasses:
-    """The passes of an engine, one list per quantity."""
+    """Measurements of an engine's passes; each list has one entry per pass."""
 
     ended_s: list[float] = field(default_factory=list)
-    """End of each pass, by the clock that all processes of the machine share."""
+    """Time when each pass ended, by the clock that all processes of the machine share."""
     draft_s: list[float] = field(default_factory=list)
     pass_s: list[float] = field(default_factory=list)
     num_drafted: list[int] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
-    """Requests sent per pass: none while the sidecar is paused, or while drafts do not pay."""
+    """Number of draft requests sent per pass; 0 while the sidecar is paused or drafts do not pay off."""
     failed: list[int] = field(default_factory=list)
-    """Failed requests per pass: not answered in time, or not sent because the sidecar is paused."""
+    """Number of failed draft requests per pass: not answered in time, or not sent to a paused sidecar."""
     late: int = 0
-    """Number of late answers."""
+    """Number of answers that arrived after their deadline."""
     errors: int = 0
-    """Number of batches that raised an error; a failure of a sidecar must not cause any."""
+    """Number of batches that raised an error, which a failing sidecar must never cause."""
 
 
 @contextmanager
 def running_engine(order: Order) -> Iterator[subprocess.Popen[str]]:
-    """Run an engine while the block runs; the block starts when the engine drafts.
+    """Run a simulated engine during the ``with`` block, which begins after the engine's warm-up passes.
 
     Raises:
         SpeculantError: the engine does not start.
@@ -100,7 +100,7 @@ def tell_all(engines: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def end_all(engines: Sequence[subprocess.Popen[str]]) -> list[EnginePasses]:
-    """End the engines, and return their passes.
+    """End all engines, and return the measurements of their passes.
 
     Raises:
         SpeculantError: an engine failed.

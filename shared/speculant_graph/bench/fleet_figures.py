@@ -1,4 +1,4 @@
-"""Figures about sidecars, computed from the passes of several engines."""
+"""Computes figures about sidecars from the measured passes of several engines."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from speculant_graph.bench.fleet_engine import EnginePasses
 
 BIN_S = 0.5
-"""Length of the intervals, in seconds, over which tokens per pass are averaged to see a recovery."""
+"""Seconds of each interval over which tokens per pass are averaged, to detect a recovery."""
 _BACK = 0.95
 _SERVED = 0.9
-"""Minimum share of passes with a draft request; engines with a lower share do not count as served."""
+"""Minimum share of passes that send a draft request; below it, engines do not count as served."""
 
 
 def draft_figures(engines: Sequence[EnginePasses], rows: int, bar_s: float) -> dict[str, Any]:
-    """Return the times of drafting in the engines, and the tokens per pass.
+    """Return figures about the engines' drafting times, tokens per pass and unanswered passes.
 
     Args:
         engines: the passes of each engine, at least one.
@@ -25,8 +25,9 @@ def draft_figures(engines: Sequence[EnginePasses], rows: int, bar_s: float) -> d
         bar_s: limit of drafting time, in seconds.
 
     Returns:
-        The figures. Times include only passes with a request to a sidecar, whose share is ``asked_share``.
-        ``failed_share`` is the share of passes without an answer in time.
+        The figures. The drafting times cover only passes with a request to a sidecar, or all passes if none has one;
+        ``asked_share`` is the share of passes with a request. ``failed_share`` is the share of passes without an
+        answer in time.
     """
     draft_s = np.concatenate([each.draft_s for each in engines])
     asked = np.concatenate([each.asked for each in engines]) > 0
@@ -45,13 +46,13 @@ def draft_figures(engines: Sequence[EnginePasses], rows: int, bar_s: float) -> d
 
 
 def engines_within(results: Sequence[dict[str, Any]], key: str, bar_ms: float) -> float:
-    """Return the largest number of engines per sidecar that drafted with a figure within the limit, or else 0."""
+    """Return the most engines per sidecar that were served with the figure ``key`` within the limit, or 0."""
     served = (each for each in results if each[key] <= bar_ms and each["asked_share"] >= _SERVED)
     return max((each["engines"] / each["sidecars"] for each in served), default=0)
 
 
 def event_figures(engines: Sequence[EnginePasses], event_s: float, window_s: float) -> dict[str, Any]:
-    """Return the effect of an event on the passes after it.
+    """Return how an event, such as the kill of a sidecar, affects the passes after it.
 
     Args:
         engines: the passes of each engine, including some before the event.
@@ -59,11 +60,12 @@ def event_figures(engines: Sequence[EnginePasses], event_s: float, window_s: flo
         window_s: seconds before and after the event to consider.
 
     Returns:
-        ``share_without_drafts``: share of the passes after the event without an answer. ``drafts_back_s``: seconds
-        until the last of these passes without an answer ended. A pass that ended half a second or more after the
-        engine's previous such pass has another cause and does not count. ``tokens_per_pass_before``: tokens per pass
-        before the event, for all rows together. ``tokens_back_s``: seconds until the end of the first half second in
-        which passes had 95 % of these tokens; None if there was none.
+        ``share_without_drafts``: share of unanswered passes among all passes after the event. ``drafts_back_s``:
+        seconds from the event to the end of the last unanswered pass that it caused. An unanswered pass that ends half
+        a second or more after the engine's previous unanswered pass has another cause and does not count.
+        ``tokens_per_pass_before``: mean number of tokens per pass before the event, for all rows together.
+        ``tokens_back_s``: seconds from the event to the end of the first half second whose passes reach 95 % of
+        ``tokens_per_pass_before``. ``tokens_back_s`` is None if no half second does.
     """
     ended_s = np.concatenate([each.ended_s for each in engines]) - event_s
     failed = np.concatenate([each.failed for each in engines]) > 0
@@ -86,7 +88,11 @@ def event_figures(engines: Sequence[EnginePasses], event_s: float, window_s: flo
 
 
 def _lacking_s(engine: EnginePasses, event_s: float) -> float:
-    """Return the seconds after an event in which an engine lacked answers."""
+    """Return for how many seconds after an event an engine lacked answers: until the last failed pass of a series.
+
+    The first failed pass of the series ends within half a second of the event, and each further one within half a
+    second of the one before it.
+    """
     until_s = 0.0
     for ended_s, failed in zip(engine.ended_s, engine.failed, strict=True):
         if failed and 0.0 <= ended_s - event_s < until_s + BIN_S:

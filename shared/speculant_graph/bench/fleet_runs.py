@@ -1,4 +1,4 @@
-"""The measurements of ``bench fleet``: real sidecars, each on its own core if possible, serve simulated engines."""
+"""Measurements of ``bench fleet``: real sidecars, on their own cores if possible, serve simulated engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """The common inputs of all measurements."""
+    """Inputs that all measurements of the bench share."""
 
     folder: Path
     """Folder for sockets."""
@@ -40,7 +40,7 @@ class Ground:
     """Template for the parameters of an engine; addresses and the first trace are filled in later."""
     num_traces: int
     is_tcp: bool
-    """Whether sidecars are reached over TCP instead of Unix sockets."""
+    """Whether engines connect to sidecars over TCP instead of Unix sockets."""
 
     def orders(self, sidecars: Sequence[OwnDrafter], count: int) -> list[Order]:
         """Return the parameters of engines that start at different traces."""
@@ -49,7 +49,7 @@ class Ground:
 
 
 class WatchedDrafter(OwnDrafter):
-    """A sidecar that runs on given cores and whose metrics can be read."""
+    """A sidecar that runs on the given CPU cores and exposes its metrics."""
 
     def __init__(self, graph: Path, address: str, cores: Sequence[int]) -> None:
         """Start the sidecar, and wait until it serves.
@@ -61,12 +61,12 @@ class WatchedDrafter(OwnDrafter):
         super().__init__(graph, address, "--metrics-listen", f"127.0.0.1:{self._port}")
 
     def start(self) -> None:
-        """Start the sidecar on its cores; see the base class."""
+        """Start the sidecar on its CPU cores, and wait until it serves."""
         with _on(self._cores):
             super().start()
 
     def told(self, name: str) -> float:
-        """Return the sum of a metric's samples."""
+        """Return the sum of all samples of a Prometheus metric."""
         with closing(HTTPConnection("127.0.0.1", self._port, timeout=_PATIENCE_S)) as connection:
             connection.request("GET", "/metrics")
             lines = connection.getresponse().read().decode().splitlines()
@@ -89,7 +89,7 @@ class WatchedDrafter(OwnDrafter):
 def count_engines(
     ground: Ground, most_sidecars: int, counts: Sequence[int], seconds: float, bar_s: float
 ) -> list[dict[str, Any]]:
-    """Run engines on as many sidecars as can have a separate core; return a row for each number of engines.
+    """Run engines on as many sidecars as can have their own core; return one row per number of engines.
 
     Args:
         ground: common inputs.
@@ -126,7 +126,7 @@ def count_engines(
 
 
 def measure_memory(ground: Ground) -> dict[str, Any]:
-    """Return the memory that a session and a tenant's learned text each add to a sidecar, and their tokens."""
+    """Return the sidecar memory per session and per tenant's learned text, and the number of tokens of each."""
     begin("memory of sessions and tenants")
     texts = np.load(ground.order.texts)
     with _running(ground, 1) as ([sidecar], _):
@@ -166,7 +166,7 @@ def kill_and_start(ground: Ground, num_sidecars: int, window_s: float) -> tuple[
         window_s: seconds before and after each event.
 
     Returns:
-        Figures of both events, and the number of the engines' batches that raised an error.
+        Figures about the kill and the restart, and the number of the engines' batches that raised an error.
     """
     begin(f"killing and restarting one of {num_sidecars} sidecars")
     with (
@@ -193,7 +193,7 @@ def kill_and_start(ground: Ground, num_sidecars: int, window_s: float) -> tuple[
 
 @contextmanager
 def _on(cores: Sequence[int]) -> Iterator[None]:
-    """Let processes that are started inside the block run on these cores."""
+    """Pin processes that are started inside the ``with`` block to these CPU cores."""
     former = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -204,7 +204,7 @@ def _on(cores: Sequence[int]) -> Iterator[None]:
 
 @contextmanager
 def _running(ground: Ground, count: int) -> Iterator[tuple[list[WatchedDrafter], list[int]]]:
-    """Run sidecars while the block runs; yield the sidecars, and the cores for engines, at least one."""
+    """Run sidecars during the ``with`` block; yield the sidecars, and at least one core for engines."""
     cores = sorted(os.sched_getaffinity(0))
     num_own = max(1, min(count, len(cores) - 1))
     own, others = cores[-num_own:], cores[:-num_own] or cores
@@ -219,7 +219,7 @@ def _running(ground: Ground, count: int) -> Iterator[tuple[list[WatchedDrafter],
 
 @contextmanager
 def _playing(orders: Sequence[Order], cores: Sequence[int]) -> Iterator[Callable[[], list[EnginePasses]]]:
-    """Run engines while the block runs; yield a function that ends them and returns their passes since the start."""
+    """Run engines during the ``with`` block; yield a function that ends them and returns their passes."""
     with ExitStack() as stack:
         with _on(cores):
             engines = [stack.enter_context(running_engine(order)) for order in orders]
@@ -228,7 +228,7 @@ def _playing(orders: Sequence[Order], cores: Sequence[int]) -> Iterator[Callable
 
 
 def _observed(sidecars: Sequence[WatchedDrafter]) -> tuple[float, ...]:
-    """Return the sidecars' totals so far: CPU time, time from arrival of steps to answer, steps, and drafted nodes."""
+    """Return the sidecars' totals so far: CPU time, summed step latency, number of steps, and drafted nodes."""
     names = ("step_seconds_sum", "steps_total", "drafted_nodes_total")
     return sum(each.busy_s for each in sidecars), *(sum(each.told(name) for each in sidecars) for name in names)
 

@@ -1,4 +1,4 @@
-"""Server processes of a bench, which are always stopped at its end."""
+"""Starts the server processes of a bench, and always stops them at its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def running_module(
     *,
     is_told: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Run a module as a program while the block runs; its messages go to this process's standard error.
+    """Run a module as a program during the ``with`` block; its messages go to this process's standard error.
 
     Args:
         module: name of the module.
@@ -110,7 +110,7 @@ def await_health(process: subprocess.Popen[str], address: str, interval_s: float
 
 
 class OwnDrafter:
-    """A sidecar process of the bench, which can be killed and restarted."""
+    """A sidecar process that a bench starts, and that it can kill and restart."""
 
     def __init__(self, graph: Path, address: str, *options: str) -> None:
         """Start the sidecar with additional command-line options, and wait until it serves.
@@ -139,7 +139,7 @@ class OwnDrafter:
         stop(self.process)
 
     def start(self) -> None:
-        """Start a sidecar at the address after the previous one ended, and wait until it serves.
+        """Start a sidecar at its address, where no earlier one may be running, and wait until it serves.
 
         Raises:
             SpeculantError: the sidecar does not start.

@@ -1,7 +1,7 @@
-"""``speculant bench replay``: how many steps drafts save on recorded outputs.
+"""``speculant bench replay``: measures how many decoding steps drafts save on recorded outputs.
 
-The bench replays an output as if a model wrote it again. At each step it drafts, keeps the nodes that agree with the
-record, and continues after them.
+The bench replays a recorded output as if a model generated it again. At each step, the bench drafts, accepts the nodes
+that agree with the recorded output, and continues after them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from speculant_graph.terminal import counted
 from speculant_graph.types import Fingerprint
 
 ReplayStrategyName = Literal[NgramStrategyName, "prompt-lookup"]
-"""Strategies that can be replayed: all n-gram strategies, and the baseline."""
+"""Strategies that the bench can replay: all n-gram strategies, and the baseline, prompt lookup."""
 
 _SET_BY_THE_BENCH = {"-k": "--budget", "--draft.k": "--budget", "--draft.strategy": "--strategy"}
 _PROMPT_LOOKUP: Final = "prompt-lookup"
@@ -51,48 +51,49 @@ _COLUMNS = (
 class BenchReplaySettings(ReportingSettings):
     """Replay recorded outputs as a greedy model would write them, and count the steps that drafts save.
 
-    A step drafts at most the budget, keeps the longest path that matches the record and advances one token beyond it.
-    Every workload, strategy and budget begins with a fresh drafter.
+    A step drafts up to --budget nodes, accepts the longest path that matches the recorded output, and adds one more
+    token. Every combination of workload, strategy and budget begins with a fresh drafter.
     """
 
     traces: CliVariadicArg[list[TypedPath]]
-    """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload. Its name is the field
-    'workload' of the first line, or else the file's name."""
+    """Recorded outputs: JSON Lines files with the text fields 'prompt' and 'output' in every line. Each trace file is
+    one workload. The workload's name is the field 'workload' of the first line, or else the file's name."""
     corpus: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Files, folders and patterns to count into one graph, as for 'speculant build'. Without them and without --graph
-    the drafts come from the sequences alone."""
+    """Corpus files, folders and patterns to count into one n-gram graph, as for 'speculant build'. Without a corpus and
+    without --graph, drafts come only from the replayed sequences."""
     graph_path: CliVariadicArg[GraphPaths] = []  # noqa: RUF012
-    """Draft from this graph file, or from up to four as layers, instead of counting a corpus."""
+    """Graph file to draft from instead of counting a corpus; up to four files serve as layers."""
     strategy: Annotated[list[ReplayStrategyName], COMMAS] = [  # noqa: RUF012
         "adaptive", "tree", "prompt-lookup",
     ]  # fmt: skip
-    """Strategies, separated by commas: those of --draft.strategy except 'model', and 'prompt-lookup', which copies the
-    text after the first occurrence of the last tokens."""
+    """Strategies to replay, separated by commas: the n-gram strategies of --draft.strategy, and 'prompt-lookup'. The
+    baseline 'prompt-lookup' copies the text after the first occurrence of the last tokens."""
     budget: Annotated[list[Annotated[int, Field(ge=1, le=2_048)]], COMMAS] = [8, 16, 32]  # noqa: RUF012
-    """Maximum number of nodes (drafted tokens) per step, separated by commas."""
+    """Maximum numbers of nodes (drafted tokens) per step to replay with, separated by commas."""
     cost: str | None = None
     """Cost of passes: 'flat', 'dense', 'cpu-moe', 'moe', 'gptoss-h100', 'gptoss-spark', 'dense-8b-h100', or a file such
-    as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, which begins at 1 token. Only ratios matter here. A draft then
-    keeps only the nodes that pay, up to the budget."""
+    as {"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}, whose 'tokens' must begin at 1. For this bench, only the ratios
+    between the times matter. With a cost curve, a draft keeps only the nodes that are worth their cost, up to the
+    budget."""
     online: bool = False
-    """Learn: accepted text of earlier outputs helps to draft later ones, and the model's own tokens are fed back."""
+    """Learn from accepted text of earlier outputs to draft later ones, and feed the model's own tokens back."""
     layers: bool = False
-    """With --online: replay each file as a tenant, in --slices parts, by one strategy and budget (tree, 16). Print
-    tokens per step over time for three variants: without learning, with a memory of fold.young-tokens, and with older
-    text folded into graphs."""
+    """Replay each file as a tenant, in --slices parts, with one strategy and budget (by default 'tree' and 16);
+    requires --online. Print tokens per step over time for three variants: no learning, a memory of fold.young-tokens
+    tokens, and older text folded into graphs."""
     slices: Annotated[int, Field(ge=2, le=1_000)] = 8
-    """Number of equal parts, such as weeks, into which --layers cuts the traces of every file, in order. The bench
+    """Number of equal parts, such as weeks, into which --layers cuts each file's traces, in their order. The bench
     replays the first part of every file, then the second part of every file, and so on."""
     picture: Path | None = None
     """Draw the curves of --layers into this SVG file."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Number of traces to replay from the start of each file; by default all."""
     graph: GraphConfig = GraphConfig()
-    """Tokenizer, orders, and how the corpus is read."""
+    """Graph settings: the tokenizer, the n-gram orders, and how the corpus is read."""
     draft: DraftConfig = DraftConfig()
-    """How strategies draft; 'k' and 'strategy' are set by --budget and --strategy."""
+    """Drafting options of the strategies; --budget sets 'k', and --strategy sets 'strategy'."""
     fold: FoldConfig = FoldConfig()
-    """Fold settings of --layers; 'young_tokens' is 4,096 by default here."""
+    """Settings for folding learned text into graphs with --layers; 'young_tokens' defaults to 4,096 here."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -129,7 +130,7 @@ def _replay_layers(
     tokenizer: Fingerprint,
     arguments: Sequence[str],
 ) -> None:
-    """Replay the traces over time, print the figures, and draw the curves."""
+    """Replay the traces slice by slice, print the figures, and draw the curves."""
     is_chosen = {"strategy", "budget"} & settings.model_fields_set
     strategy = settings.strategy[0] if "strategy" in is_chosen else "tree"
     budget = settings.budget[0] if "budget" in is_chosen else _BUDGET_OF_LAYERS
@@ -144,7 +145,7 @@ def _replay_layers(
 
 
 def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
-    """Check that the settings do not contradict each other; return the curve of --cost.
+    """Check that the settings do not contradict each other; return the cost curve that --cost names.
 
     Raises:
         ConfigError: settings contradict each other, or --cost names no known curve.
@@ -202,7 +203,7 @@ def _replay_all(
     cost: CostCurve | None,
     workloads: Sequence[Workload],
 ) -> list[dict[str, Any]]:
-    """Replay every workload with every strategy and budget; return the figures of each run, in this order."""
+    """Replay every combination of workload, strategy and budget, in this order; return each run's figures."""
 
     def fresh_drafter(strategy: str, budget: int) -> SessionDrafter | PromptLookupDrafter:
         if strategy == _PROMPT_LOOKUP:

@@ -1,10 +1,10 @@
-"""``speculant bench replay --online --layers``: the gain from learning and folding over time.
+"""``speculant bench replay --online --layers``: measures the gain from learning and folding over time.
 
-Every file is a tenant of one store of learned text. A file's traces keep their order and are cut into slices. The bench
-replays the first slice of every tenant, then the second slice of every tenant, and so on. It replays everything three
-times, each time with a fresh drafter: without learning; with a memory that forgets its oldest text; and with a memory
-of the same size whose oldest text is folded into graphs. Each trace starts after all folds have finished, so that the
-figures are reproducible.
+Every trace file is one tenant of a common store of learned text. A file's traces keep their order and are cut into
+slices. The bench replays the first slice of every tenant, then the second slice of every tenant, and so on. The bench
+replays all slices three times, each time with a fresh drafter. The first drafter does not learn. The second drafter has
+a memory that forgets its oldest text. The third drafter has a memory of the same size, but folds its oldest text into
+graphs. A trace starts only after all earlier folds have finished, which makes the figures reproducible.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ VARIANTS = {
     "learning": "a memory that forgets",
     "folding": "older text folded into graphs",
 }
-"""Labels of the variants for people, by name."""
+"""Readable label of each variant, by the variant's name."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """The results of one variant."""
+    """Results of replaying all workloads in one variant."""
 
     slices: dict[tuple[str, int], list[ReplayStep]] = field(default_factory=dict)
-    """Steps of each trace, by workload and slice."""
+    """Replayed steps of all traces, by workload and slice."""
     graph_tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
-    """Numbers of tokens in the tenant's graph files after a slice, oldest file first; by workload and slice."""
+    """Token counts of the tenant's graph files after each slice, oldest file first, by workload and slice."""
     folds: list[bool] = field(default_factory=list)
     """For each fold, whether it succeeded."""
 

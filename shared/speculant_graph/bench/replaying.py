@@ -20,25 +20,26 @@ _RESAMPLES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ReplayStep:
-    """One draft and its outcome."""
+    """One replayed step: its draft, and how much of the draft was accepted."""
 
     num_drafted: int
     """Number of nodes in the draft."""
     num_accepted: int
-    """Number of nodes that agreed with the record, from the root on."""
+    """Number of nodes on the longest path from the root that agrees with the recorded output."""
     num_tokens: int
-    """Number of emitted tokens: the accepted tokens, plus the target's own next token if the record continues."""
+    """Number of emitted tokens: the accepted tokens, plus the target's own next token unless the output ends."""
     expected: float | None
-    """Number of accepted nodes that the draft's own probabilities predicted; None for a draft without probabilities."""
+    """Number of accepted nodes that the draft's own probabilities predict; None if it has no probabilities."""
     draft_ns: int
-    """Nanoseconds of the drafting call."""
+    """Duration of the drafting call, in nanoseconds."""
 
 
 class PromptLookupDrafter:
-    """Copies the tokens after the first earlier occurrence of the last tokens (Saxena 2023, prompt lookup decoding).
+    """Prompt lookup decoding (Saxena 2023): drafts the tokens after the first occurrence of the last tokens.
 
-    It looks up the last 3 tokens, then 2, then 1, and uses the first match. Inference libraries ship this baseline. The
-    baseline needs no graph, has one sequence at a time, learns nothing across sequences and ignores cost.
+    The drafter looks up the last 3 tokens, then the last 2, then the last 1, and uses the first match. Prompt lookup is
+    a baseline that inference libraries ship. Prompt lookup needs no graph, drafts for one sequence at a time, learns
+    nothing across sequences, and ignores cost.
     """
 
     def open(self, session_id: int, *, tenant: str = "", learn: bool = False) -> None:
@@ -61,7 +62,7 @@ class PromptLookupDrafter:
         return [self._draft(step.node_budget) for step in steps]
 
     def close(self, session_id: int) -> None:
-        """Do nothing: the next sequence replaces this one."""
+        """Do nothing, because the next sequence replaces the current sequence."""
 
     def _draft(self, node_budget: int) -> Draft:
         for length in range(min(_LONGEST_NGRAM, len(self._tokens)), 0, -1):
@@ -90,7 +91,8 @@ def replay(
         node_budget: maximum number of nodes per draft.
         tenant: the tenant of the traces.
         learn: let later traces draft from the accepted tokens of earlier ones, and feed the target's own tokens back.
-        cost: the cost of passes; each draft keeps only the nodes that pay. With None, a draft keeps all nodes.
+        cost: the cost of passes; each draft keeps only the nodes that pay. If ``cost`` is None, every draft keeps all
+            its nodes.
         tell: called with the number of replayed traces and the total.
     """
     replayed = []
@@ -128,7 +130,7 @@ def replay(
 
 
 def agreeing_path(draft: Draft, output: Sequence[TokenId]) -> tuple[int, ...]:
-    """Return the nodes of the longest path from the root whose tokens begin the output."""
+    """Return the nodes of the longest path from the root whose tokens are a prefix of the output."""
     depths: list[int] = []  # depths of agreeing nodes; 0 for others
     deepest = -1
     for token_id, parent in zip(draft.token_ids, draft.parents, strict=True):
@@ -188,7 +190,7 @@ def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | N
 def _interval(
     replayed: Sequence[Sequence[ReplayStep]], spent_on: Callable[[Sequence[ReplayStep]], float]
 ) -> list[float]:
-    """Return the 95 % interval of tokens divided by cost, by a percentile bootstrap over traces."""
+    """Return the 95 % confidence interval of tokens per step or cost, by a percentile bootstrap over traces."""
     tokens = np.array([sum(step.num_tokens for step in of_trace) for of_trace in replayed])
     spent = np.array([spent_on(of_trace) for of_trace in replayed])
     drawn = np.random.default_rng(0).integers(0, len(replayed), (_RESAMPLES, len(replayed)))

@@ -16,20 +16,21 @@ from speculant_graph.machine import describe_machine
 if TYPE_CHECKING:
     from speculant_graph.graph.build.builder import BuildProgress
 
-COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)
-"""Annotation of a list whose items are separated by commas on a command line: ``8,16,32``."""
+COMMAS = BeforeValidator(lambda value: list(dict.fromkeys(value.split(","))) if isinstance(value, str) else value)
+"""Annotation of a list whose items are separated by commas on a command line: ``8,16,32``. A repeated item counts
+once."""
 
 Progress = Callable[[int, int], None]
-"""A callback that gets the amount done and the total."""
+"""A callback that gets the amount of finished work and the total amount."""
 
 T = TypeVar("T")
 
 _PLAIN_WIDTH = 160
-"""Width of output that is not a terminal, in columns."""
+"""Width of printed tables, in columns, if the output is not a terminal."""
 
 
 def begin(label: str) -> Progress:
-    """Print the next phase on standard error; return a callback that shows its progress on a terminal."""
+    """Print a phase's label on standard error; return a callback that shows its progress on a terminal."""
     sys.stderr.write(f"{label} …\n")
 
     def show(done: int, total: int) -> None:
@@ -51,7 +52,7 @@ def alternate(
 ) -> dict[str, list[T]]:
     """Call every variant once per round, with the round's index, so that noise affects all variants.
 
-    The order rotates from round to round, so that each variant is equally often first, second, ...
+    The order of the variants rotates from round to round, so that each is equally often first, second, ...
 
     Args:
         variants: the variants by name, at least one.
@@ -77,7 +78,7 @@ def print_report(
     as_json: bool,
     columns: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
-    """Print a bench's results: every list of objects as a table, the other figures one per line.
+    """Print a bench's results: every list of objects as a table, and every other figure on its own line.
 
     Args:
         name: the bench.
@@ -107,7 +108,7 @@ def print_report(
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> Table:
-    """Return a table of objects, without empty columns."""
+    """Return a table with one row per object, without empty columns."""
     keys = columns or dict.fromkeys(key for row in rows for key in row)
     table = Table(box=None, pad_edge=False, header_style="")
     shown = [key for key in keys if any(row.get(key) is not None for row in rows)]

@@ -1,4 +1,4 @@
-"""``speculant bench rpc``: the time of steps over the wire, compared with echoes of the same bytes."""
+"""``speculant bench rpc``: measures the latency of draft requests against echoes of the same bytes."""
 
 from __future__ import annotations
 
@@ -46,32 +46,32 @@ _SERVICE = "/speculant_graph.rpc.v1.DrafterService/"
 Exchange = Callable[[bytes], bytes]
 """A function that sends a message and returns the response."""
 Request = Callable[[], RequestWriter]
-"""A function that makes a message from a step's values."""
+"""A function that makes the request message of one step."""
 Trial = Callable[[int], int]
-"""A function that runs one step and returns its nanoseconds."""
+"""A function that runs one step and returns its duration in nanoseconds."""
 Servers = Mapping[str, tuple[str, psutil.Process]]
 """Address and process of each server, by name: ``drafter`` and ``echo``."""
 
 
 class BenchRpcSettings(ReportingSettings):
-    """Draft over the wire for growing sequences, and time each step.
+    """Request drafts over gRPC for growing sequences, and time each step.
 
-    The drafter runs in its own process, on its own core if there are two. In the same run, in interleaved trials, a
-    bare gRPC stream carries the same bytes to and from a process that only echoes.
+    The drafter runs in a separate process, and on a separate CPU core if there are at least two. For comparison,
+    interleaved trials send the same bytes over a bare gRPC stream to a process that only echoes.
     """
 
     # Setting one option of a section keeps the bench's own defaults of the others.
     model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
     batch: Annotated[list[Annotated[int, Field(ge=1, le=256)]], COMMAS] = [1, 8, 32]  # noqa: RUF012
-    """Numbers of sequences per step, separated by commas."""
+    """Batch sizes to measure (sequences per step), separated by commas."""
     graph: Path | None = None
     """Graph file to draft from; by default, a graph of the words of Python's own sources."""
     steps: Annotated[int, Field(ge=100, le=100_000)] = 2_000
-    """Number of timed steps of each kind, at least 100."""
+    """Number of steps to time for each kind of trial, at least 100."""
     draft: NgramDraftConfig = NgramDraftConfig(k=10, strategy="sampling", max_candidates=8)
-    """Drafting options of the requests; by default ten tokens with distributions of up to eight. As with a verifier,
-    trees omit nodes that can't pay, here those with a probability below 0.05."""
+    """Drafting options of the requests; by default ten tokens, each with a distribution over up to eight candidates. As
+    in a verifier's requests, trees omit nodes that can't pay off: here, all nodes with a probability below 0.05."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -110,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _running_servers(graph: Path, folder: Path) -> Iterator[Servers]:
-    """While the block runs, run a drafter and the echo server on one core, and this process on another if possible.
+    """Run a drafter and the echo server on one core during the block, and this process on another if possible.
 
     Raises:
         SpeculantError: a server does not start.
@@ -137,10 +137,10 @@ def _running_servers(graph: Path, folder: Path) -> Iterator[Servers]:
 
 
 def _measure_steps(steps: _Steps, servers: Servers, num_steps: int) -> dict[str, Any]:
-    """Return the figures of one batch size, times in microseconds.
+    """Measure one batch size, and return its figures, with times in microseconds.
 
-    Trials are interleaved step by step, so that no trial finds warm CPU caches. In an engine the caches are cold, too,
-    because a pass of the model runs between two drafts.
+    Trials are interleaved step by step, so that no trial finds warm CPU caches. In a real engine, the CPU caches are
+    cold, too, because a forward pass runs between two drafts.
 
     Raises:
         SpeculantError: a step failed.
@@ -172,7 +172,7 @@ def _measure_steps(steps: _Steps, servers: Servers, num_steps: int) -> dict[str,
 
 
 def _usage(trial: Trial, server: psutil.Process, num_steps: int) -> tuple[float, float]:
-    """Return steps per second without pauses, and the CPU time per step in microseconds."""
+    """Run steps without pauses; return the steps per second, and the CPU time per step in microseconds."""
     before_s, started_s = _busy_s(server), time.perf_counter()
     for index in range(num_steps):
         trial(index)
@@ -181,20 +181,20 @@ def _usage(trial: Trial, server: psutil.Process, num_steps: int) -> tuple[float,
 
 
 def _busy_s(server: psutil.Process) -> float:
-    """Return the sum of the CPU seconds of this process and of a server, whose time has ticks of 10 ms."""
+    """Return the CPU seconds of this process plus those of a server, which are counted in ticks of 10 ms."""
     times = server.cpu_times()
     return time.process_time() + times.user + times.system
 
 
 class _Steps:
-    """Steps of a batch of texts over several transports, each with its own sessions."""
+    """Runs the steps of a batch of texts over several transports, each of which has its own sessions."""
 
     def __init__(self, config: ClientConfig, draft: DraftConfig, texts: list[list[int]], vocabulary_size: int) -> None:
         self._config, self._draft, self._vocabulary_size = config, draft, vocabulary_size
         self.texts = texts
 
     def typical_bytes(self) -> tuple[bytes, bytes]:
-        """Return a request and its response, of the median size among some steps."""
+        """Return the request and the response of a step whose response has the median size of some steps."""
         pairs: list[tuple[bytes, bytes]] = []
         with self._opened_stream() as (requests, exchange):
             for step_id in range(1, _SAMPLES + 2):
@@ -204,7 +204,7 @@ class _Steps:
 
     @contextmanager
     def over_stream(self) -> Iterator[Trial]:
-        """Yield a function that runs one StreamDraft exchange, from a step's values to a response's checked arrays."""
+        """Yield a trial of one StreamDraft exchange, from encoding the step to decoding and checking the response."""
         budgets = [self._draft.k] * len(self.texts)
         step_ids = itertools.count(1)
         with self._opened_stream() as (requests, exchange):
@@ -224,7 +224,7 @@ class _Steps:
 
     @contextmanager
     def by_client(self) -> Iterator[Trial]:
-        """Yield a function that runs one step through our client, which takes whole sequences."""
+        """Yield a trial of one step through :class:`DrafterClient`, which takes whole sequences."""
         session_ids, ends = self._new_ids(), itertools.count(_PROMPT_TOKENS + _TOKENS_PER_STEP, _TOKENS_PER_STEP)
         grown = [text[:_PROMPT_TOKENS] for text in self.texts]
         with DrafterClient(self._config, tokenizer=None, draft=self._draft, strict=True) as client:
@@ -263,7 +263,7 @@ class _Steps:
             yield self._requests(session_ids), exchange
 
     def _requests(self, session_ids: Sequence[int]) -> Iterator[Request]:
-        """Yield the requests of the steps: first the prompts, then the new tokens."""
+        """Yield the request of each step: the first has the prompts, later ones have the new tokens."""
         start, options = 0, DraftOptions(self._draft.strategy, self._draft.max_candidates)
         for end in itertools.count(_PROMPT_TOKENS, _TOKENS_PER_STEP):
             yield partial(self._request, session_ids, start, [text[start:end] for text in self.texts], options)
@@ -295,7 +295,7 @@ def _stream(address: str, method: str, config: ClientConfig | None = None) -> It
 
 
 def _echoes(exchange: Exchange, request: bytes, reply: bytes) -> Trial:
-    """Return a function that sends one message to an echo server that answers with the reply."""
+    """Return a trial that sends the request to an echo server, which answers with the given reply."""
     exchange(echo.SET + reply)
 
     def step(_: int) -> int:

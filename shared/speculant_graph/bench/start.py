@@ -1,4 +1,4 @@
-"""``speculant bench start``: the sidecar's start time and memory, compared with a bare gRPC server."""
+"""``speculant bench start``: measures a sidecar's memory, and its start time against a bare gRPC server's."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from speculant_graph.settings import ReportingSettings, load_settings
 class BenchStartSettings(ReportingSettings):
     """Start a sidecar repeatedly and time each start until it serves; the first simulates a new machine.
 
-    The first start finds the bytecode of the packages that pip installed, but none of ours and no caches. The sidecar
-    is compared with a gRPC echo server, which loads nothing.
+    The first start finds bytecode of the packages that pip installed, but no bytecode of this project and no caches.
+    The sidecar is compared with a gRPC echo server, which loads nothing.
     """
 
     graph_path: Path
     """Graph file to serve."""
     starts: Annotated[int, Field(ge=1, le=100)] = 5
-    """Number of starts after the first; the report shows their median."""
+    """Number of starts after the first one; the report shows the median of their times."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -67,7 +67,7 @@ def _measured(graph: Path, starts: int, folder: Path) -> dict[str, Any]:
 
 
 def _drafter(graph: Path, folder: Path, environment: Mapping[str, str]) -> tuple[float, dict[str, int]]:
-    """Start a sidecar; return the seconds until it served, its resident memory, and the graph's part of this memory."""
+    """Start a sidecar; return its start time in seconds, its resident memory, and the graph's part of the memory."""
     import psutil
 
     from speculant_graph.bench.processes import await_health, running_module

@@ -35,7 +35,7 @@ class Trace:
     prompt: tuple[TokenId, ...]
     """Token ids of the prompt."""
     output: tuple[TokenId, ...]
-    """Token ids of the output; at least one."""
+    """Token ids of the output, which has at least one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class Workload:
     name: str
     """Name of the workload: the field ``workload`` of the first line, or else the file's name."""
     traces: tuple[Trace, ...]
-    """Recorded traces, at least one."""
+    """The workload's recorded traces; there is at least one."""
 
 
 class _Record(BaseModel):
-    """One line of a file of traces."""
+    """One line of a trace file, which is a JSON object."""
 
     prompt: str
     output: str
@@ -59,8 +59,8 @@ class _Record(BaseModel):
 def read_workloads(paths: Sequence[Path], tokenizer: CorpusTokenizer, limit: int | None = None) -> list[Workload]:
     """Read files of traces; each line is a JSON object with ``prompt`` and ``output``.
 
-    Prompt and output are tokenised separately, the prompt as in the verifier. Blank lines and traces with an empty
-    output are skipped.
+    The prompt and the output are tokenised separately; the prompt is tokenised in the same way as in the verifier.
+    Blank lines and traces with an empty output are skipped.
 
     Args:
         paths: the files; each is a workload.
@@ -122,7 +122,7 @@ def _records(path: Path) -> Iterator[_Record]:
 
 
 def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int], Fingerprint]:
-    """Return the words of Python's standard library as ids, with a fingerprint: real text that needs no tokenizer.
+    """Return real text that needs no tokenizer: words of Python's standard library as ids, with a fingerprint.
 
     Args:
         max_tokens: number of tokens at which reading stops.
@@ -138,7 +138,7 @@ def words_of_standard_library(max_tokens: int = _MOST_TOKENS) -> tuple[list[int]
 
 
 def drawn_texts(graph: NgramGraph, num_texts: int, num_tokens: int) -> list[list[int]]:
-    """Return texts sampled from a graph; a text without a known continuation continues with a random token."""
+    """Return texts sampled from a graph; where the graph knows no continuation, a random token follows."""
     from speculant_graph.draft.generator import DraftGenerator
 
     generator = DraftGenerator(graph)

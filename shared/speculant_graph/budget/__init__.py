@@ -1,6 +1,6 @@
-"""The decision whether drafts pay: cost of passes, required rate of tokens, and choice of verified nodes.
+"""Decides whether drafts pay, by pass cost and required token rate, and chooses the nodes to verify.
 
-Drafters return path probabilities and do not know costs.
+Drafters return path probabilities; they do not know the cost of verifying a node.
 """
 
 from speculant_graph.budget.choice import chosen_nodes

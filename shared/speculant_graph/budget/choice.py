@@ -1,4 +1,4 @@
-"""Choice of the nodes to verify in a batch's drafts."""
+"""Chooses which nodes of a batch's drafts to verify."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from speculant_graph.types import Draft
 def chosen_nodes(
     drafts: Sequence[Draft], seconds: NDArray[np.float64], rate: float, weights: Sequence[float] | None = None
 ) -> list[Sequence[int]]:
-    """Return the nodes that are worth verifying, for passes whose rows may differ in length.
+    """Return the draft nodes that are worth verifying, for passes whose rows may differ in length.
 
-    The result is lossless only with rules that compare drafted tokens with the target's own choice. With rules that
-    compare p with q, nodes must not be dropped after they were drawn.
+    Dropping nodes is lossless only with verification rules that compare drafted tokens with the target model's own
+    choice. With rules that compare the target's p with the drafter's q, a node must not be dropped once it is drawn.
 
     Args:
         drafts: one draft per row of the batch; a draft without path probabilities is kept whole.

@@ -1,4 +1,4 @@
-"""The cost of an engine's passes, learned from observed passes."""
+"""Learns the cost of an engine's passes from observed passes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from speculant_graph.budget.pass_cost import CURVES
 
 
 class LearnedCost:
-    """A cost curve that is fitted continuously; see :class:`~speculant_graph.budget.PassCost`.
+    """A cost curve that is fitted continuously to observed passes; see :class:`~speculant_graph.budget.PassCost`.
 
-    For a pass over T tokens, seconds = a + b T + c (1 - exp(-T/8)) + d (1 - exp(-T/32)) + e [there are drafts]. No
-    coefficient is below 0. A dense model has the terms a and b. In a mixture of experts, each further token activates
-    fewer new experts (c for few experts, d for many). Engines have faster code for passes without drafts (e).
+    A pass over T tokens takes a + b T + c (1 - exp(-T/8)) + d (1 - exp(-T/32)) seconds, plus e if it has drafts. No
+    coefficient is below 0. For a dense model, the terms a and b suffice. In a mixture of experts, each further token
+    activates fewer new experts: c models this for few experts, d for many. The term e exists because engines have
+    faster code for passes without drafts.
 
-    The fit is least squares with a weak prior, and weights of older passes decay. So sizes that have not been seen for
-    long are tried again. All earlier passes are forgotten if passes suddenly take less than half the expected time,
-    because the engine was warming up, or many times as long, because the earlier ones did not run a model. A pass over
-    more than twice the tokens of the widest observed pass gets a prohibitive cost. If tokens are expensive, only this
-    limit keeps the first drafts from losing the time of many passes.
+    The fit is least squares with a weak prior, and weights of older passes decay. Because of the decay, pass sizes that
+    have not been seen for long are tried again. All earlier passes are forgotten if passes suddenly take less than half
+    the expected time, because the engine was warming up. Earlier passes are also forgotten if passes suddenly take many
+    times as long, because the earlier ones did not run a model. A pass over more than twice the tokens of the widest
+    observed pass gets a prohibitive cost. Without this prohibitive cost, the first drafts could lose the time of many
+    passes if tokens are expensive.
     """
 
     def __init__(self) -> None:
-        """Start with the prior curve."""
+        """Start with the prior cost curve."""
         self._forget()
         self._coefficients = _ASSUMED_COEFFICIENTS
         self._known: dict[int, NDArray[np.float64]] = {}
@@ -87,20 +89,21 @@ class LearnedCost:
 
 _NUM_FEATURES = 5
 _FEW, _MANY = 8.0, 32.0
-"""Numbers of tokens after which most experts are active: in a model with few experts, and in one with many."""
+"""Tokens per pass that activate most experts: in a model with few experts, and in one with many."""
 _FEWEST_KNOWN = 64
 _TOO_DEAR = 1e6
 _MEMORY = 0.99
 _LONGEST = 2.0
-"""Multiple of the expected time to which a pass's time is capped, because other work must have taken the rest."""
+"""Cap on a pass's time, as a multiple of the expected time; other work must have taken the time above it."""
 _TOO_LONG = 8.0
-"""Multiple of the expected time, as a median, that shows that earlier passes did not run a model."""
+"""Median ratio of measured to expected time above which earlier passes cannot have run a model."""
 _WARM_UP = 2
-"""Number of an engine's first passes to ignore. Passes of a longer warm-up are forgotten when later passes take less
-than half the time."""
+"""Number of an engine's first passes that are ignored as warm-up. Passes of a longer warm-up are forgotten when later
+passes take less than half the time."""
 _FEWEST, _PERIOD_S = 10, 0.5
-"""Minimum number of passes and of seconds between two fits. The number doubles with every fit until that many passes
-take these seconds. A fit takes up to a millisecond, between two passes."""
+"""Minimum number of passes between two fits of the cost curve, and minimum seconds that these passes take. If passes
+take less time, the required number doubles with every fit. A fit runs between two passes and takes up to a
+millisecond."""
 
 
 def _features(num_tokens: NDArray[np.intp], num_rows: int | NDArray[np.float64]) -> NDArray[np.float64]:

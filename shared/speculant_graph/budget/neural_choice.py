@@ -1,4 +1,4 @@
-"""The choice whether a step's drafts use the graph's neural model and the mixer, which gain tokens but take time."""
+"""Chooses whether a step's drafts use the graph's neural model and mixer, which gain tokens but take time."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections import defaultdict, deque
 from statistics import median
 
 _USUAL_GAIN = 0.03
-"""Share of a pass's time that the model saves, apart from the cost of wider passes. The model gained 2 to 5 % more
-tokens on seven kinds of outputs (docs/experiments.md, "a neural model")."""
+"""Share of a pass's time that the neural model saves, not counting the cost of wider passes. The model gained 2 to 5 %
+more tokens per step on seven kinds of outputs (docs/experiments.md, "a neural model")."""
 _TRIED = 4
-"""Number of steps with the model before the first choice; they alternate with as many steps without it."""
+"""Number of steps with the model before the first decision; they alternate with as many steps without it."""
 _EVERY = 64
-"""Number of steps between two measurements. A measurement is a step with the other choice; the step before it is timed,
-too."""
+"""Number of steps between two measurements of drafting time. A measurement times one step with the opposite choice and,
+for comparison, the step before it."""
 _NUM_TIMES = 16
-"""Number of latest times in a median. A median ignores outliers caused by other work."""
+"""Number of latest times whose median is taken. The median ignores outliers that other work causes."""
 
 
 class NeuralChoice:
-    """Skips the model if it takes more time than it saves; learned separately for batches of similar size.
+    """Skips the neural model if it takes more time than it saves; decides separately per range of batch sizes.
 
     The model's time depends on the machine, the number of sequences and the length of a pass, so it is measured. From
-    time to time, a step uses the other choice. The step before it is also timed, because the machine's load varies. The
-    model's gain is a constant, because tokens per step vary so much that even thousands of steps would not measure it
-    better.
+    time to time, one step uses the opposite choice and is timed, as is the step before it, because the machine's load
+    varies. The model's gain is a constant. Tokens per step vary so much that even thousands of steps would not measure
+    the gain better.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class NeuralChoice:
         return self._batches[num_rows.bit_length()].next_manner()
 
     def observe(self, num_rows: int, is_neural: bool, draft_s: float, pass_s: float) -> None:
-        """Record the times of the latest step.
+        """Record the drafting time and the pass time of the latest step.
 
         Args:
             num_rows: sequences of the step.
@@ -47,7 +47,7 @@ class NeuralChoice:
 
 
 class _Experience:
-    """Measurements and choice for batches of similar size."""
+    """Timings and the current choice for one range of batch sizes."""
 
     def __init__(self) -> None:
         self._num_steps = 0

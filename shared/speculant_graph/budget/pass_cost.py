@@ -1,7 +1,7 @@
 """The cost of a forward pass in seconds, as a function of its numbers of sequences and tokens.
 
-For a dense model the curve is nearly flat at first. In a mixture of experts every token activates further experts, so a
-draft must earn its cost.
+For a dense model, the cost curve is nearly flat for small numbers of tokens. In a mixture of experts, every token
+activates further experts, so a draft must earn its cost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from speculant_graph.errors import ConfigError
 
 MAX_POINT = 4_096
-"""Maximum number of tokens that a curve may cover."""
+"""Maximum number of tokens at any point of a cost curve."""
 
 _EXAMPLE = '{"tokens": [1, 8, 64], "ms": [3.0, 4.7, 6.4]}'
 _TOKENS = TypeAdapter(tuple[Annotated[int, Field(strict=True, ge=1, le=MAX_POINT)], ...])
@@ -30,10 +30,10 @@ class PassCost(Protocol):
     """The cost of one engine's passes, known or learned from observed passes."""
 
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
-        """Return the seconds of passes over ``num_rows`` sequences with 0 to ``most_tokens`` tokens in total.
+        """Return the seconds that passes over ``num_rows`` sequences take, for 0 to ``most_tokens`` tokens in total.
 
-        The shape is ``[most_tokens + 1]``; values are positive and non-decreasing. Entries with fewer tokens than rows
-        equal the entry with one token per row.
+        The shape is ``[most_tokens + 1]``; values are positive and non-decreasing. The entries for fewer tokens than
+        rows repeat the entry for one token per row.
         """
 
     def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
@@ -48,12 +48,12 @@ class PassCost(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """A known cost curve: linear interpolation between points, and extrapolation of the last segment."""
+    """A known cost curve, linear between its points; the last segment is extrapolated."""
 
     tokens: tuple[int, ...]
-    """Tokens of a pass, all sequences together, ascending from 1."""
+    """Tokens of a pass at each point of the curve, all sequences together, ascending from 1."""
     ms: tuple[float, ...]
-    """Milliseconds of that pass; any unit is fine if only ratios matter."""
+    """Milliseconds of the pass at each point; any unit is fine if only ratios of costs matter."""
 
     def __post_init__(self) -> None:
         """Check the points.
@@ -74,7 +74,10 @@ class CostCurve:
         object.__setattr__(self, "ms", times)
 
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
-        """Return the cost of passes; see :class:`PassCost`. Where the curve falls, the highest earlier cost is used."""
+        """Return the cost of passes; see :class:`PassCost`.
+
+        Where the curve falls, the highest cost for fewer tokens is used.
+        """
         tokens = np.arange(most_tokens + 1)
         times = np.interp(tokens, self.tokens, self.ms)
         if len(self.tokens) > 1:
@@ -85,7 +88,7 @@ class CostCurve:
         return np.asarray(times / 1e3)
 
     def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        """Do nothing: the curve is known."""
+        """Ignore the observed pass, because the curve is known."""
 
     def relative(self, num_tokens: int) -> float:
         """Return the time of a pass over ``num_tokens`` tokens, divided by the time of a pass over one."""
@@ -119,10 +122,10 @@ class CostCurve:
 
 @dataclass(frozen=True, slots=True)
 class RowCurve:
-    """A cost curve over tokens per sequence, for any number of sequences; an assumption in place of measurements."""
+    """An assumed cost curve: a pass's time depends on the tokens per sequence, not on the number of sequences."""
 
     curve: CostCurve
-    """Cost curve of one sequence."""
+    """Cost curve of a pass over one sequence."""
     share: float = 1.0
     """Factor by which the curve's times are multiplied."""
 
@@ -133,7 +136,7 @@ class RowCurve:
         return np.asarray(np.interp(tokens, np.arange(len(table)), table))
 
     def observe(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        """Do nothing: the curve is assumed."""
+        """Ignore the observed pass, because the curve is an assumption."""
 
 
 def curve_of(name: str, setting: str) -> CostCurve:
@@ -162,7 +165,7 @@ def _no_curve(problem: str) -> ConfigError:
 
 
 def _experts(num_tokens: int) -> float:
-    """Return the expected share of active experts, if each token activates 4 of 32 experts."""
+    """Return the expected share of active experts in a pass whose tokens each activate 4 of 32 experts."""
     return 1.0 - (28 / 32) ** num_tokens
 
 
@@ -189,9 +192,10 @@ CURVES: dict[str, CostCurve] = {
 }  # fmt: skip
 """Curves by name.
 
-Some curves are shapes with an arbitrary unit. 'flat': tokens are free. 'dense' and 'cpu-moe': measured on a CPU, with a
-model of 152M parameters, and one of 211M with 32 experts, 4 of them active. 'moe': expert traffic only, the worst case.
+Some curves are shapes with an arbitrary unit. 'flat': additional tokens are free. 'dense': measured on a CPU with a
+model of 152M parameters. 'cpu-moe': measured on a CPU with a model of 211M parameters and 32 experts, 4 of them active.
+'moe': expert traffic only, the worst case.
 
-The others are in milliseconds. 'gptoss-h100' and 'dense-8b-h100': gpt-oss-20b and a dense model of 8 billion parameters
-on an H100, estimated from the bytes that a pass reads plus a fixed part. 'gptoss-spark': gpt-oss-20b on a DGX Spark
-with llama.cpp, measured by others."""
+The other curves are in milliseconds. 'gptoss-h100' and 'dense-8b-h100': gpt-oss-20b and a dense model of 8 billion
+parameters on an H100; both are estimated from the bytes that a pass reads plus a fixed part. 'gptoss-spark':
+gpt-oss-20b on a DGX Spark with llama.cpp, measured by others."""

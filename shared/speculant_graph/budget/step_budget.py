@@ -1,4 +1,4 @@
-"""The budget for one engine's drafts, updated after every step."""
+"""Decides how much one engine may draft, and learns from every step."""
 
 from __future__ import annotations
 
@@ -14,40 +14,42 @@ from speculant_graph.budget.pass_cost import PassCost
 _MEMORY = 0.98
 """Factor by which a step's weight decays with every later step."""
 _FEWEST, _PERIOD_S = 12, 0.5
-"""Minimum number of steps and of seconds between two updates of prices. The number doubles with every update
-until that many steps take these seconds. An update takes about a millisecond, between two passes."""
+"""Minimum number of steps between two updates of the prices, and minimum seconds that their passes take. If passes take
+less time, the required number doubles with every update. An update runs between two passes and takes about a
+millisecond."""
 _MOST_TURNS = 64
-"""Maximum number of first steps that alternate between drafting and not drafting. The limit matters if most passes read
-prompts, because such passes are not measured."""
+"""Maximum number of initial steps that alternate between drafting and not drafting. The limit matters if most passes
+are prefill, because prefill passes are not measured."""
 _FIRST_PASSES = 2.0
-"""Number of passes whose time drafts may lose before they rest for the first time."""
+"""Time that drafts may lose before drafting pauses for the first time, as a number of passes."""
 _FEW_NODES = 8
-"""Number of nodes up to which growth of the drafts always counts as likely."""
+"""Number of draft nodes up to which drafts are always considered likely to grow."""
 _MOST_DRAFTING = 1.0
-"""Maximum drafting time of a step, as a multiple of its pass's time. Any longer time was taken by other work."""
+"""Cap on the drafting time counted for a step, as a multiple of its pass's time. Other work must have taken the time
+above the cap."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPrices:
-    """Prices for the next steps with a given number of rows."""
+    """Pass costs and thresholds that decide which nodes the next steps keep, for a given number of rows."""
 
     seconds: NDArray[np.float64]
-    """Seconds of passes over 0, 1, ... tokens, up to the number of rows plus the most nodes of all drafts."""
+    """Seconds of a pass over 0, 1, ... tokens, up to the number of rows plus the maximum nodes of all drafts."""
     rate: float
-    """Tokens of all rows together that every second must earn."""
+    """Minimum tokens, over all rows together, that every second added by drafts must earn."""
     least_probability: float
-    """Path probability below which no node can pay; 0 if unknown."""
+    """Path probability below which verifying a node cannot pay; 0 if unknown."""
 
 
 class StepBudget:
-    """Computes the rate that passes must earn and the least probability of a node, and decides whether to draft at all.
+    """Decides whether to draft at all, and computes the required token rate and the least node probability.
 
-    *Rate.* A slower pass delays all later passes. So throughput is highest if every second that drafts add earns at
-    least the average tokens per second. The average is over the latest steps, including drafting time, and is never
-    below the rate of plain passes.
+    *Rate.* A slower pass delays all later passes. Throughput is therefore highest if every second that drafts add earns
+    at least the average tokens per second. The average covers the latest steps, including drafting time, and is never
+    below the rate of passes without drafts.
 
-    *Rests.* The value of a node and the cost of a wider pass are estimates; the outcome is known after the step. If
-    drafts, including drafting time, lost more time than the limit allows
+    *Pauses.* The value of a node and the cost of a wider pass are only estimates; their outcome is known after the
+    step. If drafts and their drafting time lost more time than the limit allows
     (:class:`~speculant_graph.budget.allowance.Allowance`), steps run without drafts.
     """
 
@@ -56,8 +58,8 @@ class StepBudget:
 
         Args:
             cost: cost of passes; a :class:`~speculant_graph.budget.LearnedCost` learns from observed passes.
-            is_cost_known: whether the cost is already known. If it is not, every other step at first has no drafts, so
-                that passes with and without drafts are observed.
+            is_cost_known: whether the cost is already known. If the cost is unknown, every other step at first has no
+                drafts, so that passes with and without drafts are observed.
         """
         self.cost = cost
         """Cost of passes."""
@@ -79,16 +81,16 @@ class StepBudget:
         return self._allowance.allows()
 
     def num_rest(self) -> int:
-        """Return for how many passes :meth:`may_draft` will say no; 0 if drafts do not rest, or if that is unknown."""
+        """Return for how many passes :meth:`may_draft` stays False; 0 if drafting is not paused or this is unknown."""
         return 0 if self._turns_left else self._allowance.num_rest()
 
     def prices(self, num_rows: int, most_nodes: int) -> StepPrices:
-        """Return the prices of the next step.
+        """Return the prices for the next step: pass costs, required token rate and least node probability.
 
-        A node is kept if its expected gain covers its added seconds at this rate. The added seconds are the node's
-        drafting time plus its share of the wider pass. That share is the lowest cost per node over all likely growths
-        from the usual size. The lowest cost is used because in a mixture of experts many nodes may pay together when
-        few do not.
+        A node is kept if its expected gain covers the seconds that it adds, at the required token rate. A node's added
+        seconds are its drafting time plus its share of the extra time of the wider pass. The share of the wider pass is
+        the lowest extra time per node over all likely draft sizes above the usual size. The lowest value is used
+        because, in a mixture of experts, many nodes together may pay where a few do not.
 
         Args:
             num_rows: rows of the batch.
@@ -110,7 +112,7 @@ class StepBudget:
         return prices
 
     def observe_plain(self, num_rows: int, pass_s: float) -> None:
-        """Record a pass without drafts."""
+        """Record the time of a pass without drafts."""
         if self._turns_left:  # keep the order of passes, because an engine's first passes are ignored
             self.observe(num_rows, num_rows, num_rows, pass_s, 0.0, 0)
         else:
@@ -120,7 +122,7 @@ class StepBudget:
     def observe(
         self, num_rows: int, num_tokens: int, num_new: int, pass_s: float, draft_s: float, num_drafted: int
     ) -> None:
-        """Record the outcome of a step with drafts.
+        """Record the tokens and times of a step with drafts.
 
         Args:
             num_rows: sequences of the pass.
@@ -172,7 +174,7 @@ class StepBudget:
 
 
 class DraftingCost:
-    """Drafting time, learned as a fixed part per step plus a part per node."""
+    """Learns drafting time as a fixed part per step plus a part per node."""
 
     def __init__(self) -> None:
         """Start without measurements."""
@@ -180,10 +182,11 @@ class DraftingCost:
 
     @property
     def node_s(self) -> float:
-        """Seconds per additional node; 0 if unknown.
+        """Drafting seconds per additional node; 0 if unknown.
 
-        The fixed part is not negative, so this is at most the mean time per node. Without this limit, noise gives any
-        slope if all steps had about the same number of nodes, as an engine's first steps do.
+        The fixed part is not negative, so this value is at most the mean drafting time per node. Without the limit to
+        the mean, noise would determine the slope if all steps had about the same number of nodes, as an engine's first
+        steps do.
         """
         if not self._nodes:
             return 0.0
@@ -210,5 +213,5 @@ class DraftingCost:
 
 
 def _fading(num_steps: int) -> tuple[float, NDArray[Any]]:
-    """Return the decay of older data after ``num_steps`` steps, and the weight of each of these steps."""
+    """Return the factor by which ``num_steps`` steps fade older data, and the weight of each of these steps."""
     return _MEMORY**num_steps, _MEMORY ** np.arange(num_steps)[::-1]

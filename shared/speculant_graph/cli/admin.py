@@ -26,30 +26,33 @@ Action = Literal["list", "reload", "adapter"]
 class AdminSettings(CommandSettings):
     """Manage running sidecars, or verifiers with a draft model.
 
-    For sidecars, 'list' shows the graphs, and 'reload' reloads the graph NAME or the default graph. For verifiers,
-    there are 'adapter list', 'adapter load NAME' and 'adapter rollback'.
+    For sidecars, 'list' shows the served graphs, and 'reload' loads the graph NAME, or the default graph, again. For
+    verifiers, the actions are 'adapter list', 'adapter load NAME' and 'adapter rollback'.
     """
 
     action: CliPositionalArg[Action]
     """Action."""
     name: CliPositionalArg[str] = ""
-    """After reload: name of the graph to load again from its file. After adapter: list, load or rollback."""
+    """After 'reload', the name of the graph to load again from its file. After 'adapter', one of 'list', 'load' and
+    'rollback'."""
     adapter: CliPositionalArg[str] = ""
-    """After adapter load: name of the adapter in draft_model.adapters; "" loads the draft model without an adapter."""
+    """After 'adapter load', the adapter's name in draft_model.adapters; "" loads the draft model without an adapter."""
     address: str = ""
     """Admin addresses, separated by commas: server.admin_listen of each sidecar, or service.admin_listen of each
     verifier."""
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Time limit for each server in seconds. It must allow for loading, which reads a whole file."""
+    """Maximum time to wait for the answer of each server, in seconds. The time limit must allow for loading a graph or
+    adapter, which reads a whole file."""
     client: ClientConfig = ClientConfig()
-    """Token and certificates; the other settings have no effect here."""
+    """Token and certificates for the admin addresses; other client settings have no effect on this command."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the action at every address; return 1 if it failed at any.
+    """Run the action on the server at every address; return 1 if it failed on any server.
 
     Raises:
-        ConfigError: the command line, an address or a credential is wrong. In that case no server is asked.
+        ConfigError: the command line, an address or a credential is wrong. This error is raised before any server is
+            contacted.
     """
     settings = load_settings(AdminSettings, "admin", arguments)
     is_adapter = settings.action == "adapter"
@@ -74,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
-    """Return the stub class of the service, the name of the method, and the request.
+    """Return the gRPC stub class, the method name and the request message for the chosen action.
 
     Raises:
         ConfigError: the action lacks an argument or has one too many, or there is no such action.
@@ -101,7 +104,7 @@ def _request(settings: AdminSettings) -> tuple[type[Any], str, Message]:
 
 
 def _ask(endpoint: Endpoint, stub: type[Any], method: str, request: Message, timeout_s: float) -> dict[str, Any]:
-    """Return a server's response, or its error, as plain values."""
+    """Call a server, and return its response or its error as a dict of plain values."""
     import grpc
 
     from speculant_graph.rpc.status import from_status

@@ -1,4 +1,4 @@
-"""``speculant bench``: finds the bench and runs it."""
+"""``speculant bench``: runs the bench that the command line names."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ BENCHES = {
     "engines": ("speculant_verifier.bench.engines", "decode with vLLM and llama.cpp: their drafts and ours"),
     "serve": ("speculant_verifier.bench.serve", "send many concurrent streams to a service, plainly and with drafts"),
 }
-"""For each bench: the module, whose ``run(arguments)`` returns the exit status, and a description of the measurement.
-Modules are named as text and imported only when a bench runs, like the commands in ``main``."""
+"""Benches by name: each with its module, whose ``run(arguments)`` returns the exit status, and a description of the
+measurement. Modules are named as text and imported only when a bench runs, like the commands in ``main``."""
 
 
 def run(arguments: Sequence[str]) -> int:

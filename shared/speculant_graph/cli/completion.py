@@ -59,7 +59,7 @@ def _add_parser(commands: Any, name: str, module: str, settings_name: str, what:
 
 
 def _choices(action: Action, kind: type[CommandSettings]) -> Sequence[str] | None:
-    """Return the values that an option lists or a positional argument's type allows; None if it takes any value."""
+    """Return the values that an option or positional argument allows; None if it takes any value."""
     if action.option_strings:
         shown = re.search(r"\{(.*)\}", str(action.metavar))
         return shown[1].split(",") if shown else None

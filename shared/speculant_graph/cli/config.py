@@ -1,4 +1,4 @@
-"""``speculant config``: the current value and the source of every setting, or an example file with all of them."""
+"""``speculant config``: prints every setting's value and source, or an example file with all settings."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _EXAMPLE = """\
 
 
 class ConfigSettings(CommandSettings):
-    """Show all settings from environment and configuration file, as TOML that you can save."""
+    """Print all settings, from the environment and the configuration file, as TOML that can be saved."""
 
     action: CliPositionalArg[Literal["show", "example"]] = "show"
-    """'show': the current values and their sources. 'example': an example file with all defaults and explanations."""
+    """'show' prints current values and their sources; 'example' prints a file with all defaults and explanations."""
     section: str | None = None
     """Only this section."""
 
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _example(section: str, settings: Any) -> str:
-    """Return a section's explained defaults, as TOML.
+    """Return a section's default settings as TOML, with an explanation of each setting.
 
     Args:
         section: its name.
@@ -89,7 +89,7 @@ def _as_toml(section: str, settings: Config, sources: Sequence[PydanticBaseSetti
 
 
 def _toml_value(value: Any) -> str:
-    """Return a value as TOML. JSON would write tables, infinity and terminal control characters differently."""
+    """Return a value as TOML. TOML and JSON write tables, infinity and terminal control characters differently."""
     match value:
         case dict():
             items = [f"{_toml_value(key)} = {_toml_value(item)}" for key, item in value.items()]

@@ -8,6 +8,7 @@ import platform
 import random
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,51 +28,53 @@ if TYPE_CHECKING:
     from speculant_graph.rpc.channel import Endpoint
 
 _VERIFIER = "speculant_verifier"
-"""Package that checks torch and the model. It may be missing, so it is imported by name."""
+"""Name of the package that checks torch and the model. The package may not be installed, so it is imported by name."""
+MODEL, GRAPH = "the model", "the graph"
+"""Owners of tokenizers, besides sidecars."""
 _NUM_DRAFTS = 200
-"""Number of drafts in a measurement."""
+"""Number of drafts that the doctor requests to measure their latency."""
 _PROMPT_TOKENS = 64
 _PATIENCE_S = 5.0
 
 Status = Literal["ok", "warn", "fail", "skip"]
-"""``warn`` means that the subject works, but not as well as it could. ``skip`` means that it was not checked; the
-detail has the reason."""
+"""``warn`` means that the checked subject works, but not as well as it could. ``skip`` means that the subject was not
+checked, for the reason in ``detail``."""
 _COLORS: dict[Status, str] = {"ok": "32", "warn": "33", "fail": "1;31", "skip": "2"}
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The outcome of one check."""
+    """The result of checking one part of the installation."""
 
     check: str
-    """The subject of the check."""
+    """Name of the checked subject, such as ``graph``."""
     status: Status
     """The outcome."""
     detail: str
-    """The finding, in one or more lines."""
+    """Description of the finding, in one or more lines."""
     fix: str = ""
-    """The fix; empty if none is needed or the detail contains it."""
+    """The proposed fix; empty if no fix is needed or ``detail`` contains it."""
 
 
 class DoctorSettings(CommandSettings):
     """Check this installation, and the given model, graph and drafter.
 
-    Every problem comes with its fix. A check is skipped if its subject is not given. The exit status is 1 if a check
-    failed.
+    Every problem comes with its fix. The doctor skips the model, the graph or the drafter if it is not given. The exit
+    status is 1 if a check failed.
     """
 
     graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
     """Graph file to check, or up to four files that are used as layers."""
     verify: bool = False
-    """Read all of the graph file, and load the model."""
+    """Check more thoroughly: read the whole graph file, and load the model."""
     vllm: bool = False
-    """Report which model runner of vLLM gets drafts; run it in vLLM's own environment."""
+    """Report which of vLLM's model runners gets drafts; the command must run in vLLM's own environment."""
     json_output: bool = False
     """Print one JSON object instead of a table."""
     verifier: VerifierConfig = VerifierConfig()
     """The model to check, if any."""
     draft: DraftConfig = DraftConfig()
-    """Drafting options for the checks."""
+    """Drafting options for the test drafts that the drafter check requests."""
     client: ClientConfig = ClientConfig()
     """The drafter sidecars to check, if any."""
 
@@ -113,7 +116,7 @@ def _check(settings: DoctorSettings) -> Iterator[CheckResult]:
 
 
 def _check_vllm() -> Iterator[CheckResult]:
-    """Check which model runner vLLM chooses in this environment, as far as that does not depend on the model."""
+    """Check which model runner vLLM chooses in this environment, apart from any influence of the model."""
     try:
         vllm, config = importlib.import_module("vllm"), importlib.import_module("vllm.config")
     except ImportError as error:
@@ -175,21 +178,29 @@ def _check_graph(settings: DoctorSettings, tokenizers: dict[str, Fingerprint]) -
     checked = "all of it checked" if settings.verify else "description checked; --verify reads all"
     for path in paths:
         graph = NgramGraph.load(path, complete=settings.verify)
-        tokenizers["the graph" if len(paths) == 1 else f"the graph {path}"] = graph.metadata.tokenizer
+        tokenizers[GRAPH if len(paths) == 1 else f"{GRAPH} {path}"] = graph.metadata.tokenizer
         yield CheckResult("graph", "ok", f"{summary_of(path, graph)} ({checked})")
 
 
 def _compare(tokenizers: Mapping[str, Fingerprint]) -> CheckResult:
-    """Check that all found tokenizers are the same."""
+    """Check that the model, the graphs and the drafters have the same tokenizer."""
     owners = ", ".join(tokenizers)
     if len(tokenizers) < 2:
         only = f"only {owners} was checked" if owners else "name a model, a graph or a drafter to compare"
         return CheckResult("tokenizers", "skip", only)
-    first = next(iter(tokenizers.values()))
-    if all(one.sha256 == first.sha256 for one in tokenizers.values()):
-        return CheckResult("tokenizers", "ok", f"the same for {owners} ({first.sha256[:12]})")
+    # The model's tokenizer is right, because graphs are built for a model. Without a model, the most frequent one is.
+    counts = Counter(one.sha256 for one in tokenizers.values())
+    right = tokenizers.get(MODEL) or max(tokenizers.values(), key=lambda one: counts[one.sha256])
+    wrong = [owner for owner, one in tokenizers.items() if one.sha256 != right.sha256]
+    if not wrong:
+        return CheckResult("tokenizers", "ok", f"the same for {owners} ({right.sha256[:12]})")
     shown = ", ".join(f"{owner} has '{one.name}' ({one.sha256[:12]})" for owner, one in tokenizers.items())
-    return CheckResult("tokenizers", "fail", shown, f"build the graph again with --tokenizer {first.name}")
+    fix = f"build again, with --tokenizer {right.name}: {', '.join(map(_graph_of, wrong))}"
+    return CheckResult("tokenizers", "fail", shown, fix)
+
+
+def _graph_of(owner: str) -> str:
+    return owner if owner.startswith(GRAPH) else f"the graph of {owner}"
 
 
 def _row(result: CheckResult, *, is_colored: bool) -> str:
@@ -204,7 +215,7 @@ def _row(result: CheckResult, *, is_colored: bool) -> str:
 
 
 def _guarded(check: str, look: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
-    """Yield the results of a check; an error becomes the last result."""
+    """Yield the results of a check; an exception becomes a failed last result."""
     try:
         yield from look()
     except SpeculantError as error:
@@ -214,7 +225,7 @@ def _guarded(check: str, look: Callable[[], Iterator[CheckResult]]) -> Iterator[
 
 
 def _check_settings(named: Path | None) -> Iterator[CheckResult]:
-    """Check that all settings are valid, with the named file or, if none is named, the file in this folder."""
+    """Check that all settings are valid, using the named file, or else the file in the current folder."""
     path = config_file([] if named is None else [f"--config={named}"])
     load_settings(AllSettings, "doctor", [] if path is None else [f"--config={path}"])
     variables = sum(name.upper().startswith("SPECULANT_") for name in os.environ)
@@ -225,7 +236,7 @@ def _check_settings(named: Path | None) -> Iterator[CheckResult]:
 def _check_drafters(
     config: ClientConfig, draft: DraftConfig, tokenizers: dict[str, Fingerprint]
 ) -> Iterator[CheckResult]:
-    """Check every sidecar in a client's settings: open a session, and draft as a verifier does."""
+    """Check every sidecar that the client settings name: open a session, and draft as a verifier does."""
     if not config.address:
         yield CheckResult("drafter", "skip", "not named; --drafter unix:///path/to.sock or host:port")
         return
@@ -276,7 +287,7 @@ def _check_drafts(
 
 
 def _measure(config: ClientConfig, draft: DraftConfig, vocabulary_size: int) -> CheckResult:
-    """Draft as a verifier does, token by token, and compare the times with the deadline."""
+    """Draft token by token, as a verifier does, and compare the latencies with the deadline."""
     from speculant_graph.client import DrafterClient
 
     numbers = random.Random(7)

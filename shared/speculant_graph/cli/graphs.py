@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class BuildSettings(ReportingSettings):
-    """Count a corpus into a graph file."""
+    """Count the n-grams of a corpus, and write them to a graph file."""
 
     corpus: CliPositionalArg[list[TypedPath]]
-    """Files, folders, patterns such as 'docs/**/*.md', or '-' for standard input. Files contain text, JSON Lines, JSON
-    or PDF, gzipped or not; folders are searched for such files. Addresses such as s3://bucket/text are possible,
-    too."""
+    """Files, folders, patterns such as 'docs/**/*.md', or '-' for standard input. Files can contain text, JSON Lines,
+    JSON or PDF, and can be gzipped; folders are searched for such files. Remote addresses such as s3://bucket/text are
+    accepted, too."""
     output: Path = Path("graph.pkl")
-    """Output file. An existing file stays intact until the new one is complete."""
+    """Output file. An existing output file stays intact until the new file is complete."""
     ray: str = ""
     """Address of a Ray cluster that tokenises and counts the corpus, such as 'auto' or 'head:6379'. 'local' starts a
     cluster on this machine."""
@@ -59,7 +59,7 @@ def build(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def _workers(ray: str, corpus: Sequence[Path]) -> Iterator[Workers]:
-    """Yield the functions that tokenise and count, in this process or on a cluster."""
+    """Yield the functions that tokenise and count the corpus, in this process or on a Ray cluster."""
     if ray:
         from speculant_graph.corpus.file_patterns import list_corpus_files
         from speculant_graph.graph.build.on_ray import workers_on_ray
@@ -74,16 +74,18 @@ def _workers(ray: str, corpus: Sequence[Path]) -> Iterator[Workers]:
 
 
 class UpdateSettings(ReportingSettings):
-    """Add text to a graph: the result equals a build of all the text."""
+    """Add text to a graph; the result equals a graph built from the old and the new text together."""
 
     path: CliPositionalArg[Path]
     """Graph file."""
     corpus: CliPositionalArg[list[TypedPath]]
-    """New text: files, folders, patterns, or '-' for standard input. It is counted after the existing text."""
+    """New text: files, folders, patterns, or '-' for standard input. The new text is counted after the existing
+    text."""
     output: Path | None = None
-    """Output file; by default the new graph replaces the old one when it is complete."""
+    """Output file; by default, the new graph replaces the old graph file once the new graph is complete."""
     graph: GraphConfig = GraphConfig()
-    """Build settings. Tokenizer, orders, document boundaries and special tokens come from the graph."""
+    """Build settings. The tokenizer, orders, document boundaries and special tokens are taken from the existing
+    graph."""
 
 
 def update(arguments: Sequence[str]) -> int:
@@ -102,13 +104,13 @@ def update(arguments: Sequence[str]) -> int:
 
 
 class MergeSettings(ReportingSettings):
-    """Merge two graphs: the result equals a build of the first corpus followed by the second."""
+    """Merge two graphs; the result equals a graph built from the first corpus followed by the second."""
 
     first: CliPositionalArg[Path]
     """Graph file."""
     second: CliPositionalArg[Path]
-    """Graph file with the same tokenizer, orders and document boundaries. Its text follows the text of the first
-    graph."""
+    """Second graph file, which must have the same tokenizer, orders, document boundaries and special tokens as the
+    first. The second graph's text counts as following the first graph's text."""
     output: Path
     """Output file; it may be one of the two input files."""
 
@@ -128,14 +130,14 @@ def merge(arguments: Sequence[str]) -> int:
 
 
 class PruneSettings(ReportingSettings):
-    """Drop rare n-grams. The remaining counts stay exact, but the graph can no longer be updated or merged."""
+    """Drop rare n-grams. Counts of the remaining n-grams stay exact, but a pruned graph can't be updated or merged."""
 
     path: CliPositionalArg[Path]
     """Graph file."""
     output: Path
     """Output file; it may be the input file."""
     min_count: int = Field(2, ge=2)
-    """Drop n-grams that occur less often than this; the graph file records the limit."""
+    """Drop n-grams that occur fewer times than this number; the graph file records the number."""
 
 
 def prune(arguments: Sequence[str]) -> int:
@@ -154,9 +156,9 @@ def prune(arguments: Sequence[str]) -> int:
 
 
 class ExportSettings(ReportingSettings):
-    """Write a graph as llama.cpp's lookup cache.
+    """Write a graph as a lookup cache file for llama.cpp.
 
-    Use it with 'llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE'.
+    The command 'llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE' drafts from the file.
     """
 
     path: CliPositionalArg[Path]
@@ -164,9 +166,9 @@ class ExportSettings(ReportingSettings):
     output: Path = Path("lookup.bin")
     """Output file."""
     min_count: int = Field(1, ge=1)
-    """Leave out contexts that occur less often than this, for a smaller file."""
+    """Leave out contexts that occur fewer times than this number, which makes the file smaller."""
     min_share: float = Field(0.6, ge=0.0, le=1.0)
-    """Leave out contexts whose most frequent successor has a share below this."""
+    """Leave out contexts after which the most frequent next token has a share below this number."""
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -190,7 +192,7 @@ def export(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
-    """Yield a callback that shows the progress of a build: a bar for each phase on a terminal, nothing elsewhere."""
+    """Yield a callback that shows a build's progress: a bar for each phase on a terminal, else nothing."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -234,7 +236,7 @@ def _print_graph(
 
 
 def summary_of(output: Path, graph: NgramGraph) -> str:
-    """Return a readable summary of a graph file. It has no final full stop, so that the caller can append to it."""
+    """Return a readable summary of a graph file. The summary has no final full stop, so that text can be appended."""
     metadata = graph.metadata
     return (
         f"{printable(str(output))}: {counted(metadata.num_tokens, 'token')} of "

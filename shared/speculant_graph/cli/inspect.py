@@ -1,4 +1,4 @@
-"""``speculant inspect``: a graph's content, its draft after a text, and its coverage of a text."""
+"""``speculant inspect``: shows a graph's content, its draft after a text, and its coverage of a text."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ _SHOWN_FILES = 3
 
 
 class InspectSettings(ReportingSettings):
-    """Show the content of a graph file, its drafts, and its coverage of a text, or show learned text."""
+    """Show a graph file's content, its drafts and its coverage of a text, or show a tenant's learned text."""
 
     path: CliPositionalArg[Path | None] = None
     """Graph file."""
     learned: Path | None = None
-    """Show a tenant's learned text in this folder instead of a graph file. A sidecar has one folder per graph."""
+    """Show a tenant's learned text from this folder, instead of a graph file. A sidecar keeps learned text in one
+    folder per graph."""
     tenant: str = ""
     """Name of the tenant whose text --learned shows."""
     export: Path | None = None
-    """With --learned, write all learned text of the tenant as one graph to this file."""
+    """With --learned, write all of the tenant's learned text to this file, as one graph."""
     prompt: str | None = None
-    """Show the draft after this text, and the successors at every order."""
+    """Show the draft after this text, and the known next tokens at every n-gram order."""
     coverage: Path | None = None
-    """Show how much of the text in this file the graph knows; any corpus file works."""
+    """Show how much of this file's text the graph knows; the file can have any corpus format."""
     places: Annotated[int, Field(ge=0, le=1_000)] = 0
-    """Show up to this many places in the corpus files where the longest known suffix of the prompt occurs."""
+    """Maximum number of places to show where the prompt's longest known suffix occurs in the corpus files."""
     top: Annotated[int, Field(ge=0, le=1_000)] = 5
     """Number of n-grams to show for each length, and of successors for each context."""
     verify: bool = False
-    """Check every array against its checksum, and all arrays for consistency."""
+    """Check every array of the graph file against its checksum, and check that the arrays are consistent."""
     graph: GraphConfig = GraphConfig()
-    """Settings for reading the --coverage text, and the place of the graph's tokenizer, if it has moved since the
-    build. Special tokens are encoded as in the graph."""
+    """Settings for reading the --coverage text, and the new location of the graph's tokenizer if it has moved since the
+    build. Special tokens in the text are always encoded as in the graph's corpus."""
     draft: NgramDraftConfig = NgramDraftConfig()
-    """Settings of the draft after the prompt."""
+    """Drafting options for the draft that follows the prompt."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -118,7 +119,7 @@ def _inspect_learned(settings: InspectSettings, folder: Path) -> int:
 
 
 def _tokenizer(graph: NgramGraph, config: GraphConfig, *, is_needed: bool) -> tuple[CorpusTokenizer | None, str]:
-    """Return the graph's tokenizer, or None and the reason.
+    """Return the graph's tokenizer, or None and the reason why it is not available.
 
     If ``is_needed`` is false, the graph's own tokenizer is not downloaded.
     """
@@ -151,7 +152,7 @@ def _frequent(graph: NgramGraph, num_top: int, tokenizer: CorpusTokenizer | None
 def _explain(
     graph: NgramGraph, tokenizer: CorpusTokenizer, prompt: str, config: DraftConfig, num_top: int
 ) -> dict[str, Any]:
-    """Return the draft after a text and, for every order, the known successors of the text's end."""
+    """Return the draft after a text and, for every order, the known next tokens after the text's end."""
     from speculant_graph.draft.generator import DraftGenerator
 
     context = tokenizer.encode_prompt(prompt)
@@ -218,7 +219,7 @@ def _show_places(report: dict[str, Any]) -> None:
 def _cover(
     graph: NgramGraph, tokenizer: CorpusTokenizer, files: Sequence[ListedFile], config: GraphConfig
 ) -> dict[str, Any]:
-    """Return how much of a text the graph knows. Document boundaries are treated as in the graph."""
+    """Return how much of a text the graph knows. Document boundaries are treated as in the graph's corpus."""
     from speculant_graph.corpus.stream import write_token_stream
     from speculant_graph.graph.build.count import map_tokens
 
@@ -302,7 +303,7 @@ def _show_graph(graph: NgramGraph, report: dict[str, Any], tokenizer_problem: st
 
 
 def _show_prompt(report: dict[str, Any]) -> None:
-    """Print the draft after the prompt, and the successors at each order."""
+    """Print the draft after the prompt, and the known next tokens at each n-gram order."""
     drafted = counted(len(report["draft_token_ids"]), "token")
     _print("")
     _print(f"after {report['prompt']!r} it drafts {drafted}: {report['draft_text']!r}", style="green")
@@ -321,7 +322,7 @@ def _show_prompt(report: dict[str, Any]) -> None:
 
 
 def _show_coverage(coverage: dict[str, Any]) -> None:
-    """Print how much of a text is known."""
+    """Print how much of a text the graph knows."""
     _print("")
     _print(
         f"{coverage['path']}: {counted(coverage['tokens'], 'token')}; some context is known at "
@@ -332,7 +333,7 @@ def _show_coverage(coverage: dict[str, Any]) -> None:
 
 
 def _print(line: str, style: str = "") -> None:
-    """Print a line. Markup in it is not interpreted, and control characters are escaped."""
+    """Print a line. Markup in the line is not interpreted, and control characters are escaped."""
     from rich.console import Console
     from rich.text import Text
 
@@ -340,7 +341,7 @@ def _print(line: str, style: str = "") -> None:
 
 
 def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table below an empty line, if it has rows."""
+    """Print an empty line and a table, unless the table has no rows."""
     from rich.console import Console
 
     from speculant_graph.bench.report import table_of

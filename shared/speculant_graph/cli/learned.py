@@ -26,7 +26,7 @@ def report_learned(
         config: settings that name the tokenizer; needed only if no graph file names it.
 
     Returns:
-        The description, and the written graph, if any.
+        The description of the learned text, and the exported graph, if any.
 
     Raises:
         ConfigError: the folder has no text of the tenant.
@@ -57,7 +57,7 @@ def report_learned(
 
 
 def rows_of(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows of the printed table: first the young text, then the graph files from newest to oldest."""
+    """Return the rows of the printed table: text that is in no graph yet, then graph files, newest first."""
     young = {"what": "young text", **report["young"]}
     files = [{"what": "graph file", **file} for file in reversed(report["graphs"])]
     for row in (young, *files):

@@ -1,7 +1,7 @@
 """``speculant``: runs a command, prints an error as one line, and imports only the modules that the command needs.
 
-The table of commands refers to packages that depend on this one, as the package's public names also do. So it names the
-commands as text, and a command is imported only when it runs.
+The table of commands refers to packages that depend on this package; so does the list of its public names. The table
+therefore names the commands as text, and a command is imported only when it runs.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ COMMANDS = {
     "bench": ("speculant_graph.cli.bench:run", "bench", "measure this project against the obvious alternatives"),
     "demo": ("speculant_verifier.cli.demo:run", "all", "run everything here and compare with plain decoding"),
 }
-"""For each command: its ``module:function``, the extra that it requires, and a description. The function takes the
-arguments and returns the exit status."""
+"""Commands by name: each with its ``module:function``, the pip extra that it requires, and a description. A command's
+function takes the command-line arguments and returns the exit status."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -148,7 +148,7 @@ def signals_unwind() -> Iterator[None]:
 
 
 def _reader_left() -> int:
-    """End silently, because the reader of the pipe has closed it."""
+    """Silence standard output and return 0, because the reader of the pipe has closed it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

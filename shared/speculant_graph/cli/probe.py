@@ -1,7 +1,7 @@
-"""``speculant probe``: checks whether a running drafter or verifier serves, for container probes.
+"""``speculant probe``: checks whether a drafter or verifier is serving, for container health probes.
 
-Container platforms run it every few seconds. It reads no settings, because loading the settings libraries would take
-longer than everything else.
+Container platforms run this command every few seconds. The command reads no settings, because loading the settings
+libraries would take longer than all its other work.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def make_parser() -> ArgumentParser:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Check every address; return 1 if any does not serve.
+    """Check the server at every address; return 1 if any server is not serving.
 
     Raises:
-        ConfigError: the command line or an address is wrong. In that case no server is asked.
+        ConfigError: the command line or an address is wrong. This error is raised before any server is contacted.
     """
     options = make_parser().parse_args(arguments)
     from speculant_graph.rpc.addresses import reachable_addresses
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _problem(address: str) -> str:
-    """Return a message that tells why an address does not serve; empty if it serves."""
+    """Return the reason why the server at an address is not serving; empty if it is serving."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 

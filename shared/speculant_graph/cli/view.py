@@ -1,4 +1,4 @@
-"""``speculant view``: saves a page with the tokens that follow a text in a graph."""
+"""``speculant view``: saves an HTML page that shows which tokens follow a text in a graph."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from speculant_graph.view.question import MAX_BUDGET, MAX_CHARACTERS, MAX_SUCCES
 
 
 class ViewSettings(ReportingSettings):
-    """Save the explorer's page of the tokens that follow a text, as one file that any browser can open."""
+    """Save the explorer's page about the tokens that follow a text, as one HTML file for any browser."""
 
     path: CliPositionalArg[Path]
     """Graph file."""
     prompt: str = ""
-    """Show the successors of this text; by default the most frequent tokens of the graph."""
+    """Text whose next tokens the page shows; by default, it shows the graph's most frequent tokens."""
     output: Path = Path("graph.html")
     """Output file."""
     strategy: NgramStrategyName = "tree"
-    """Strategy of the draft on the page."""
+    """Drafting strategy of the draft that the page shows."""
     nodes: Annotated[int, Field(ge=1, le=MAX_BUDGET)] = 32
     """Maximum number of nodes of the draft."""
     successors: Annotated[int, Field(ge=1, le=MAX_SUCCESSORS)] = 20
     """Maximum number of successors shown per context."""
     tokenizer: str | None = None
-    """Tokenizer of the graph, if it has moved since the build: a name on the hub or a folder."""
+    """New location of the graph's tokenizer, if it has moved since the build: a name on the Hugging Face hub, or a
+    folder."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
-"""Drafters for a verifier: a sidecar's client, a graph in this process, or no drafter. Needs no torch.
+"""Drafters for a verifier: a client of a sidecar, a drafter in this process, or one that never drafts. Needs no torch.
 
-The client imports no graph code; ``LocalDrafter`` does, so it is imported lazily.
+The sidecar's client imports no graph code; ``LocalDrafter`` imports graph code, so it is loaded lazily.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class AsyncDrafterClient:
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Counts since the client was made."""
+        """Counts of steps, drafts and failures since the client was made."""
         return self._client.statistics
 
     async def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
@@ -51,7 +51,7 @@ class AsyncDrafterClient:
         return await _awaited(partial(self._client.submit_open, session_id, options), self._client.open_deadline_s)
 
     async def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Draft for a batch within the deadline; raises nothing unless the task is cancelled."""
+        """Return drafts for a batch within the deadline; raise an error only if the task is cancelled."""
         return await _awaited(partial(self._client.submit, steps), self._client.deadline_s)
 
     async def finish(self, session_id: int) -> None:
@@ -59,7 +59,7 @@ class AsyncDrafterClient:
         self._client.finish(session_id)
 
     async def close(self) -> None:
-        """Close all sessions and the connection. This waits at most as long as opening a session may take."""
+        """Close all sessions and the connection. Closing waits at most as long as opening a session may take."""
         await asyncio.to_thread(self._client.close)
 
     async def __aenter__(self) -> Self:

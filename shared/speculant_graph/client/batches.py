@@ -14,16 +14,16 @@ from speculant_graph.strategies import StrategyName
 from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, SequenceStep, TokenId
 
 MAX_TOKENS_PER_MESSAGE = 16_384
-"""Maximum number of tokens and feedback values in a message. They take 64 KiB, far below the message limit of any
-sensible server."""
+"""Maximum number of tokens and feedback values in a message. That many values take 64 KiB, far below the message limit
+of any sensible server."""
 MAX_SEQUENCES_PER_MESSAGE = 256
 _MAX_ANSWER_BYTES = 700_000
-"""Maximum expected size of the response to a message; client and server allow messages of 1 MiB."""
+"""Maximum expected size of a response, in bytes; client and server allow messages of up to 1 MiB."""
 _NODE_BYTES, _CANDIDATE_BYTES = 16, 8
 
 
 class InFlightBatch:
-    """A batch of sequences; each of them is waiting or resolved."""
+    """A batch of sequences, each of which is either waiting for its draft or resolved."""
 
     def __init__(self, steps: Sequence[SequenceStep], started_s: float, finished: Callable[[], None]) -> None:
         """Start a batch; ``finished`` is called once, when the last sequence is resolved in time."""
@@ -32,14 +32,15 @@ class InFlightBatch:
         self._finished = finished
         self.drafts: list[Draft] = [EMPTY_DRAFT] * len(steps)
         self.waiting = set(range(len(steps)))
-        """Indices of unresolved sequences."""
+        """Indices of the sequences that are still waiting for a draft."""
         self.num_exchanges = [0] * len(steps)
         self.has_failed = False
-        """Whether any sequence got no answer."""
+        """Whether any sequence of the batch was resolved without an answer."""
         self.failure: SpeculantError | None = None
-        """The first error, if any. While requests are suspended, sequences fail without an error."""
+        """The first error of a sequence in the batch, if any. While requests to the drafter are suspended, sequences
+        fail without an error."""
         self.has_sent = False
-        """Whether the drafter was asked for anything."""
+        """Whether any request of the batch was made to the drafter."""
         self.is_reached = False
         """Whether the drafter answered any message in time."""
         self.is_answered = False
@@ -57,7 +58,7 @@ class InFlightBatch:
             self._finished()
 
     def fail(self, index: int, error: SpeculantError | None) -> None:
-        """Resolve a sequence without an answer."""
+        """Resolve a sequence that gets no answer, and record the batch's first error."""
         if index in self.waiting:
             self.has_failed = True
             self.failure = self.failure or error
@@ -65,19 +66,19 @@ class InFlightBatch:
 
 
 class Entry(NamedTuple):
-    """One sequence of a message."""
+    """One sequence in a request message."""
 
     batch_index: int
     """Index of the sequence in the batch; -1 if nothing waits for the answer."""
     session: Session
     wire_id: int
-    """The session's wire id at the time of sending."""
+    """The session's id on the wire at the time when the message was sent."""
     start: int
-    """Position of the first token sent."""
+    """Position in the sequence of the first token that the message sends."""
     end: int
-    """Position after the last token sent."""
+    """Position in the sequence after the last token that the message sends."""
     node_budget: int
-    """Maximum number of nodes requested."""
+    """Maximum number of draft nodes requested for the sequence."""
 
     @property
     def is_current(self) -> bool:
@@ -87,7 +88,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Message:
-    """The sequences of one message."""
+    """A request message that is being written, and the sequences in it."""
 
     request: RequestWriter
     entries: list[Entry] = field(default_factory=list)
@@ -160,7 +161,7 @@ def _add(
     step: SequenceStep | None,
     feedback: Feedback | None,
 ) -> None:
-    """Add a session's tokens to a message. If a step is given, also request its draft."""
+    """Add a session's tokens to a message. If a step is given, also request a draft for it."""
     budget, seed, least = (0, 0, 0.0) if step is None else (step.node_budget, step.seed, step.least_probability)
     told = () if feedback is None else (feedback.draft_id, feedback.nodes, feedback.rows)
     message.request.add(token_ids, session.wire_id, start, budget, seed, least, *told)

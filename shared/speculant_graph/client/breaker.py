@@ -1,4 +1,4 @@
-"""A circuit breaker that stops requests to a drafter that is down, because each would delay a step to its deadline."""
+"""A circuit breaker that stops requests to a failed drafter, which would delay each step to its deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speculant_graph.errors import (
 )
 
 PAUSE_S = 0.05
-"""Seconds between two probes of a drafter that is down; also the pause after a refusal that names no delay."""
+"""Seconds between two probes of a drafter that is down, and after a refusal that names no retry delay."""
 _FAILURES_BEFORE_PAUSE = 3
 _PROBE_TIMEOUT_S = 0.1
 SILENT = DrafterUnavailableError("no answer to a probe either")
@@ -23,7 +23,7 @@ SILENT = DrafterUnavailableError("no answer to a probe either")
 
 
 def is_refusal(error: SpeculantError) -> bool:
-    """Return whether an error is a refusal by the drafter; any other error means that the drafter did not answer."""
+    """Return whether the drafter refused a request; any other error means that the drafter did not answer."""
     return isinstance(error, DraftRequestError | TokenizerMismatchError | AccessError | OverloadError)
 
 
@@ -33,9 +33,10 @@ def retry_delay_s(refusal: SpeculantError) -> float:
 
 
 class Breaker:
-    """Opens after several consecutive failures, and closes when the drafter answers a probe.
+    """A breaker that opens after several consecutive failures, and closes when the drafter answers a probe.
 
-    Steps send the probes and do not wait for them. The start and the end of an outage are each reported once.
+    Steps send the probes, but do not wait for the answers to probes. The start and the end of an outage are each
+    reported once.
     """
 
     def __init__(self, address: str, report: Callable[[Literal["INFO", "WARNING"], str], None]) -> None:
@@ -48,7 +49,7 @@ class Breaker:
         self.is_down = False
         """Whether the breaker is open, so that steps must not use the drafter."""
         self.retry_after_s = 0.0
-        """Time before which the drafter wants no requests."""
+        """Time before which the drafter gets no requests, because it refused an earlier one."""
         self._address, self._report = address, report
         self._num_failures = 0
         self._last_failure_s = self._last_probe_s = float("-inf")
@@ -60,7 +61,7 @@ class Breaker:
         return self.is_down or now_s < self.retry_after_s
 
     def record_success(self) -> None:
-        """Note a step or an opening that was answered in time."""
+        """Record that the drafter answered a step or a session opening in time."""
         self._num_failures = 0
         self._unexplained = ""
         if self._is_reported:
@@ -68,11 +69,11 @@ class Breaker:
             self._report("INFO", f"the drafter at {self._address} answers again")
 
     def record_failure(self, error: SpeculantError, started_s: float, now_s: float, *, was_late: bool) -> None:
-        """Note a failed step.
+        """Record a failed step.
 
-        One late answer causes no warning. After several late answers in a row, the warning waits for the outcome of the
-        first probe. Without that outcome, a wrong certificate would look like a slow drafter. Refusals do not open the
-        breaker.
+        One or two late answers cause no warning. After three late answers in a row, the warning waits for the outcome
+        of the first probe. Without a probe's outcome, the warning would take a wrong certificate for a slow drafter.
+        Refusals do not open the breaker.
 
         Args:
             error: the error of the step.
@@ -97,14 +98,14 @@ class Breaker:
         return self._is_probing and now_s - self._last_probe_s >= _PROBE_TIMEOUT_S
 
     def begin_probe(self, now_s: float) -> bool:
-        """Return whether to probe now; if so, the probe counts as started."""
+        """Return whether to send a probe now; if so, record the probe as started."""
         if not self.is_down or self._is_probing or now_s - self._last_probe_s < PAUSE_S:
             return False
         self._is_probing, self._last_probe_s = True, now_s
         return True
 
     def record_probe(self, error: SpeculantError | None) -> None:
-        """Note the outcome of the running probe, if any. An answered probe closes the breaker."""
+        """Record the outcome of the running probe, if any. An answered probe closes the breaker."""
         if not self._is_probing:
             return
         self._is_probing = False

@@ -1,11 +1,12 @@
-"""The client's state machine, without I/O: events in, actions out.
+"""The client's state machine, which does no I/O: it takes events, and returns actions to run.
 
-It chooses the messages to send, interprets answers, and decides when to stop asking the drafter. It does not send, wait
-or read a clock, so tests can play events in any order. It is not thread-safe.
+The state machine chooses the messages to send, interprets answers, and decides when to suspend requests. The state
+machine does not send, wait or read a clock, so tests can feed it events in any order. The state machine is not
+thread-safe.
 
-Every step contains the whole sequence. So if the drafter loses a session, the client opens it again and resends the
-tokens; the same happens if another drafter answers at the address. After any error, a sequence without an answer gets
-an empty draft.
+Every draft step contains the whole sequence. If the drafter loses a session, or another drafter answers at the address,
+the client opens the session again and resends the tokens. After any error, a sequence without an answer gets an empty
+draft.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ _LOSES_SESSIONS = DrafterUnavailableError("the drafter keeps losing its sessions
 
 
 class ClientCore:
-    """Sessions, running steps and drafter state of one client."""
+    """Keeps the sessions, the running steps and the drafter state of one client."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class ClientCore:
         """Whether the drafter answered the last step."""
         self._actions: list[Action] = []
         self.breaker = Breaker(address, lambda level, text: self._actions.append(Report(level, text)))
-        """Decides when the drafter gets no requests."""
+        """Circuit breaker that decides when to suspend requests to the drafter."""
         self._registry = SessionRegistry(self.breaker, self._actions, self.counts, request=opening, wire_ids=wire_ids)
         self._vocabulary_size = 0  # limit of drafted token ids; every opening sets it
         self._unanswered: dict[int, SentMessage] = {}  # by step id, oldest first
@@ -105,11 +106,11 @@ class ClientCore:
         self._probe_id = 0
 
     def statistics(self) -> DrafterStatistics:
-        """Return the current counts, and whether the drafter is paused."""
+        """Return the current statistics, including whether the drafter is paused."""
         return replace(self.counts.snapshot(), num_paused=int(self.breaker.is_down))
 
     def take_actions(self) -> list[Action]:
-        """Return the actions since the last call, in order."""
+        """Return the actions that have accumulated since the last call, in order."""
         actions = self._actions.copy()
         self._actions.clear()
         return actions
@@ -147,7 +148,7 @@ class ClientCore:
         return opening
 
     def record_open(self, opening: Opening, now_s: float) -> SpeculantError | None:
-        """Record whether a session opened that a caller waited for; return the error, if any."""
+        """Record the outcome of an opening that a caller waited for; return the error, if any."""
         error = opening.error if opening.is_over else DrafterUnavailableError("the drafter did not open the session")
         if error is None:
             self.state = "ok"
@@ -171,7 +172,7 @@ class ClientCore:
             finished: called if all sequences are resolved before :meth:`end`.
 
         Returns:
-            The running batch; None if the drafter is not asked.
+            The running batch; None if no request is sent to the drafter.
         """
         self.counts.steps += 1
         if self.breaker.is_down:
@@ -210,7 +211,7 @@ class ClientCore:
         return batch.drafts
 
     def record_defect(self, error: Exception) -> None:
-        """Note a step that failed because of an unexpected error in this client."""
+        """Record a step that failed because of an unexpected error in this client."""
         reason = repr(error)
         if reason != self.counts.last_failure:
             self._actions.append(Report("WARNING", f"drafting failed, continuing without drafts: {reason}"))
@@ -218,7 +219,7 @@ class ClientCore:
         self.state, self.counts.last_failure = "unavailable", reason
 
     def probe(self, now_s: float) -> None:
-        """Send a step without sequences to a drafter that is down, as a probe. Nothing waits for the answer."""
+        """Probe a drafter that is down by sending it a step without sequences. No step waits for a probe's answer."""
         if self.breaker.has_lost_probe(now_s):
             self._drop_stream(SILENT)
         if self.breaker.begin_probe(now_s):
@@ -284,7 +285,7 @@ class ClientCore:
         self._drop_stream(error)
 
     def opened(self, opening: Opening, outcome: OpenResponse | SpeculantError, now_s: float) -> None:
-        """Record whether a session opened."""
+        """Record the outcome of opening a session, and continue or fail the steps that waited for it."""
         if isinstance(outcome, TokenizerMismatchError) and self._tokenizer_name:
             outcome = TokenizerMismatchError(
                 f"the drafter at {self._address} refuses tokenizer {self._tokenizer_name}: {outcome}"
@@ -303,7 +304,7 @@ class ClientCore:
     # --- steps
 
     def _advance(self, batch: InFlightBatch, indices: Iterable[int], now_s: float) -> None:
-        """For each waiting sequence, request a draft, open its session, or fail it."""
+        """For each waiting sequence, request a draft, open its session, or mark it as failed."""
         ready: dict[DraftOptions, list[tuple[int, SequenceStep, Session]]] = {}
         for index in indices:
             step = batch.steps[index]
@@ -337,14 +338,14 @@ class ClientCore:
 
     @staticmethod
     def _refuse(batch: InFlightBatch, index: int, error: Exception) -> None:
-        """Fail a sequence that can't be sent."""
+        """Mark a sequence that can't be sent as failed."""
         if not isinstance(error, SpeculantError):
             reason = f"a sequence can't be sent ({type(error).__name__})"
             error = DraftRequestError(reason, fix="give ids and budgets of 0 or more")
         batch.fail(index, error)
 
     def _record_outcome(self, entry: Entry, status: int, position: int, draft_id: int) -> bool:
-        """Note how much of a sequence the drafter has; return whether the sequence must be sent again."""
+        """Record how much of a sequence the drafter has; return whether the sequence must be sent again."""
         session, is_current = entry.session, entry.is_current
         if status == SequenceStatus.OK and entry.end <= position <= (session.num_sent if is_current else entry.end):
             if is_current:

@@ -1,7 +1,7 @@
 """The client of a drafter sidecar: it adds a lock, a stream and a reading thread to :class:`ClientCore`.
 
-Messages are queued under the lock, so they are sent in the order of their step ids. Slower work runs after the lock is
-released.
+Messages are queued under the lock, so they are sent in the order of their step ids. Slower actions, such as starting a
+stream, run after the lock is released.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _STREAM_METHOD = "/speculant_graph.rpc.v1.DrafterService/StreamDraft"
 _OPEN_S = 0.5
 """Minimum timeout of OpenSession in seconds."""
 _OPEN_GRACE_S = 0.05
-"""Seconds to wait for the outcome of OpenSession after its timeout, because the outcome contains the reason."""
+"""Extra seconds to wait for OpenSession's outcome after its timeout; the outcome explains the failure."""
 _JOIN_TIMEOUT_S = 1.0
 _T = TypeVar("_T")
 
 
 class DrafterClient:
-    """Requests drafts from a sidecar. Thread-safe, but unusable in processes that are forked later.
+    """Requests drafts from a sidecar. The client is thread-safe, but unusable in processes that are forked later.
 
     Examples:
         >>> config = ClientConfig(address="unix:///tmp/speculant-drafter/drafter.sock")
@@ -84,11 +84,11 @@ class DrafterClient:
         Args:
             config: address, deadline and credentials.
             tokenizer: fingerprint of the verifier's tokenizer; None skips the comparison.
-            draft: draft settings; the sidecar's values apply where a setting is missing. Each step sets its own number
-                of nodes.
+            draft: draft settings; the sidecar's values apply where a setting is missing. Each step sets its own maximum
+                number of draft nodes.
             strict: raise if a session can't be opened, instead of continuing without drafts.
-            wants_proposals: request the distributions q of sampling strategies. If the verifier's rule needs no q,
-                False saves the sidecar most of its work.
+            wants_proposals: request the distributions q of sampling strategies. If the verification rule does not need
+                q, the value False saves the sidecar most of its work.
             host_name: the expected host name in the sidecar's certificate; empty: the host of the address.
 
         Raises:
@@ -99,12 +99,12 @@ class DrafterClient:
 
         self._strict = strict
         self.capabilities = STRATEGIES[draft.strategy]
-        """Capabilities of the strategy."""
+        """Capabilities of the drafting strategy."""
         self.deadline_s = config.deadline_ms / 1e3
-        """Longest wait for a step, in seconds."""
+        """Maximum time to wait for the drafts of a step, in seconds."""
         self._open_call_s = max(_OPEN_S, self.deadline_s)
         self.open_deadline_s = self._open_call_s + _OPEN_GRACE_S
-        """Longest wait for an opening, in seconds."""
+        """Maximum time to wait until a session is open, in seconds."""
         # The sidecar chooses missing options, except the strategy, because drafts name it.
         options = replace(options_of(draft), strategy=draft.strategy, omit_proposals=not wants_proposals)
         opening = OpenRequest(
@@ -141,13 +141,13 @@ class DrafterClient:
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Counts since the drafter was made."""
+        """Counts of steps, drafts and failures since the client was made."""
         with self._lock:
             return self._core.statistics()
 
     @property
     def is_paused(self) -> bool:
-        """Whether the sidecar gets no requests because it failed."""
+        """Whether requests to the sidecar are suspended because it failed."""
         return self._core.breaker.is_down
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
@@ -158,7 +158,7 @@ class DrafterClient:
             options: options of this session; they override the client's settings.
 
         Returns:
-            A sentence for the user if the session's options prevent drafts, otherwise None.
+            A message for the user if the session's options prevent drafts, otherwise None.
 
         Raises:
             TokenizerMismatchError: the drafter's graph was built with another tokenizer.
@@ -167,13 +167,13 @@ class DrafterClient:
         return blocking(partial(self.submit_open, session_id, options), self.open_deadline_s)
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Draft for a batch within the deadline; never raises."""
+        """Return drafts for a batch within the deadline; never raise an error."""
         return blocking(partial(self.submit, steps), self.deadline_s)
 
     def submit_open(
         self, session_id: int, options: SessionOptions | None, finished: Callable[[], None]
     ) -> Callable[[], str | None]:
-        """Start :meth:`open` without waiting.
+        """Start opening a session as in :meth:`open`, but do not wait for the outcome.
 
         Args:
             session_id: the caller's id.
@@ -181,8 +181,8 @@ class DrafterClient:
             finished: called once, by any thread, when the outcome is known.
 
         Returns:
-            A function that returns the result of :meth:`open` without waiting. Call it after ``finished`` was called,
-            or at the deadline.
+            A function that immediately returns the result of :meth:`open`. The function must be called after
+            ``finished`` was called, or at the deadline.
         """
         outcome = self._do(self._core.open, session_id, time.monotonic(), finished, options)
         if not isinstance(outcome, Opening):
@@ -190,7 +190,7 @@ class DrafterClient:
         return partial(self._end_open, outcome, options)
 
     def submit(self, steps: Sequence[SequenceStep], finished: Callable[[], None]) -> Callable[[], list[Draft]]:
-        """Start :meth:`draft` without waiting; see :meth:`submit_open`."""
+        """Start drafting as in :meth:`draft`, but do not wait for the drafts; see :meth:`submit_open`."""
         batch = self._guarded(self._core.begin, steps, time.monotonic(), finished) if steps else None
         if batch is None:
             finished()
@@ -209,12 +209,12 @@ class DrafterClient:
         return [EMPTY_DRAFT] * len(steps) if drafts is None else drafts
 
     def probe(self) -> None:
-        """Probe a paused sidecar if a probe is due; steps also do this."""
+        """Probe a paused sidecar if a probe is due; steps also send such probes."""
         if self.is_paused:
             self._do(self._core.probe, time.monotonic())
 
     def observe(self, report: PassReport) -> float:
-        """Ignore the report and return 0, because drafting takes little time."""
+        """Ignore the pass report, and return a drafting time of 0 s, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:
@@ -222,7 +222,7 @@ class DrafterClient:
         self._do(self._core.finish, session_id)
 
     def close(self) -> None:
-        """Close all sessions and the connection. This waits at most as long as opening a session may take."""
+        """Close all sessions and the connection. Closing waits at most as long as opening a session may take."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -266,7 +266,7 @@ class DrafterClient:
             return None
 
     def _take_work(self) -> list[Callable[[], object]]:
-        """Send the core's messages; return the actions to run without the lock."""
+        """Send the core's messages; return the core's other actions, which must run without the lock."""
         work: list[Callable[[], object]] = []
         for action in self._core.take_actions():
             match action:

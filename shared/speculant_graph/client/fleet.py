@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from speculant_graph.config import ClientConfig, DraftConfig
 
 LOOK_UP_S = 5.0
-"""Seconds between two lookups of a name; about the usual TTL of DNS answers in clusters."""
+"""Seconds between two lookups of a DNS name, about the usual TTL of DNS answers in clusters."""
 _COUNTS = ("steps", "failed_steps", "drafted_nodes", "reopened_sessions", "skipped_steps", "late_answers")
 
 
@@ -66,21 +66,21 @@ class _Placed:
 
 
 class SidecarFleet:
-    """Requests drafts from several sidecars. Each tenant uses one sidecar, or another while the first is paused.
+    """Requests drafts from several sidecars. Each tenant uses one sidecar, and another while its own is paused.
 
-    So one sidecar learns all of a tenant's text, even with several clients (:mod:`.placement`). Sessions without a
-    tenant are placed by a random key of their client. So each client uses one sidecar, which learns the client's text,
-    and clients spread evenly over the sidecars. Every step contains the whole sequence, so a session moves without a
-    transfer of state. Thread-safe.
+    One sidecar thus learns all of a tenant's text, even if the tenant uses several clients (:mod:`.placement`).
+    A random key of the client decides which sidecar serves its sessions without a tenant. Without tenants, each client
+    thus uses one sidecar, which learns the client's text, and clients spread evenly over the sidecars. Every step
+    contains the whole sequence, so a session can move to another sidecar without a transfer of state. Thread-safe.
     """
 
     def __init__(self, config: ClientConfig, **options: Unpack[ClientOptions]) -> None:
-        """Make a fleet of the configured addresses.
+        """Make a fleet of the sidecars at the configured addresses.
 
-        DNS names are resolved here, and again every five seconds in a thread. If a name loses an address, the sidecar
-        there gets no new sessions; its open sessions stay while it answers. If addresses have stable DNS names, such as
-        pods of a StatefulSet, tenants are placed by these names. So a sidecar keeps its tenants when its address
-        changes.
+        DNS names are resolved when the fleet is made, and again every five seconds in a thread. If a DNS name loses an
+        address, the sidecar at that address gets no new sessions, but keeps its open sessions while it answers. If
+        sidecars have stable DNS names, as the pods of a StatefulSet do, the fleet places tenants by these names. With a
+        stable DNS name, a sidecar keeps its tenants when its IP address changes.
 
         Raises:
             ConfigError: an address is malformed, credentials can't be used, or ``draft`` has a setting that only the
@@ -96,14 +96,14 @@ class SidecarFleet:
         self._leaving: dict[str, DrafterClient] = {}
         self._left = DrafterStatistics()
         self.clients: Mapping[str, DrafterClient] = {}
-        """Clients of the sidecars that get new sessions, by address. The mapping is replaced as a whole, never
-        changed."""
+        """Clients of the sidecars that get new sessions, by address. The mapping is never changed in place, only
+        replaced as a whole."""
         self.lookup(names=False)  # not to wait here for a network that does not answer
         first = next(iter(self.clients.values()))
         self.capabilities = first.capabilities
-        """Capabilities of the strategy."""
+        """Capabilities of the drafting strategy."""
         self.deadline_s, self.open_deadline_s = first.deadline_s, first.open_deadline_s
-        """Longest waits for a step and an opening, in seconds."""
+        """Maximum times to wait for the drafts of a step and until a session is open, in seconds."""
         self._is_over = threading.Event()
         if any(map(is_name, split_addresses(config.address))):
             threading.Thread(target=self._watch, name="speculant-fleet-names", daemon=True).start()
@@ -115,7 +115,7 @@ class SidecarFleet:
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Summed counts of all sidecars; a step counts once per sidecar that was asked."""
+        """Sums of the counts of all sidecars; a step counts once for each sidecar that drafts for part of it."""
         with self._lock:
             counts = {address: client.statistics for address, client in (*self._leaving.items(), *self.clients.items())}
             current = [counts[address] for address in self.clients]
@@ -132,17 +132,17 @@ class SidecarFleet:
         return blocking(partial(self.submit_open, session_id, options), self.open_deadline_s)
 
     def draft(self, steps: Sequence[SequenceStep]) -> list[Draft]:
-        """Draft for a batch within the deadline, on all sidecars in parallel; never raises."""
+        """Return drafts for a batch within the deadline, from all sidecars in parallel; never raise an error."""
         return blocking(partial(self.submit, steps), self.deadline_s)
 
     def submit_open(
         self, session_id: int, options: SessionOptions | None, finished: Callable[[], None]
     ) -> Callable[[], str | None]:
-        """Start :meth:`open` without waiting; see :meth:`DrafterClient.submit_open`."""
+        """Start opening a session as in :meth:`open`, without waiting; see :meth:`DrafterClient.submit_open`."""
         return self._client_for(session_id, options).submit_open(session_id, options, finished)
 
     def submit(self, steps: Sequence[SequenceStep], finished: Callable[[], None]) -> Callable[[], list[Draft]]:
-        """Start :meth:`draft` without waiting; see :meth:`DrafterClient.submit_open`."""
+        """Start drafting as in :meth:`draft`, without waiting; see :meth:`DrafterClient.submit_open`."""
         for client in self.clients.values():
             client.probe()  # a paused sidecar may have no sessions left, so no steps that would probe it
         parts: defaultdict[DrafterClient, list[int]] = defaultdict(list)
@@ -166,7 +166,7 @@ class SidecarFleet:
         return collect
 
     def observe(self, report: PassReport) -> float:
-        """Ignore the report and return 0, because drafting takes little time."""
+        """Ignore the pass report, and return a drafting time of 0 s, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:
@@ -195,7 +195,8 @@ class SidecarFleet:
     def lookup(self, *, names: bool = True) -> None:
         """Look up every address, and add or remove sidecars accordingly.
 
-        If a name can't be resolved, it keeps its last addresses; without any, the name itself is used as the address.
+        A DNS name that can't be resolved keeps its last addresses. If it never had any, the name itself is used as the
+        address.
 
         Args:
             names: whether to also look up stable names for addresses that have none yet.
@@ -237,7 +238,7 @@ class SidecarFleet:
             self._is_over.wait(LOOK_UP_S)
 
     def _client_for(self, session_id: int, options: SessionOptions | None = None) -> DrafterClient:
-        """Return the client of a session; the session moves if its sidecar is paused and another is not."""
+        """Return the client of a session; move the session first if its sidecar is paused and another is not."""
         with self._lock:
             placed = self._sessions.get(session_id)
             if placed is not None and not placed.client.is_paused:
@@ -258,7 +259,7 @@ class SidecarFleet:
 
 
 def _unique(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the name of each address. If several addresses share a name, each address is its own name."""
+    """Return the placement name of each address. If several addresses share a name, their addresses serve as names."""
     counts = Counter(names.values())
     return {address: name if counts[name] == 1 else address for address, name in names.items()}
 
@@ -283,4 +284,4 @@ def _last_of(count: int, finished: Callable[[], None]) -> Callable[[], None]:
 
 
 def _nothing() -> None:
-    """Ignore the end of an opening, because no caller waits for it."""
+    """Do nothing when the opening of a session ends, because no caller waits for it."""

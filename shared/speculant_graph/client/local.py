@@ -30,7 +30,7 @@ from speculant_graph.types import (
 
 
 class LocalDrafter:
-    """Drafts in this process, with any strategy, from graphs and from accepted tokens."""
+    """Drafts in this process, with any n-gram strategy, from graphs and from accepted tokens."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class LocalDrafter:
         Args:
             graph: one graph, or several as layers; None drafts from the sequences alone.
             config: draft settings; each step sets its own number of nodes.
-            learned: store that keeps accepted tokens for later sequences; it is closed together with the drafter. None
-                keeps the tokens in memory until the drafter is closed.
+            learned: store that keeps accepted tokens for later sequences; it is closed together with the drafter. With
+                None, accepted tokens stay in memory until the drafter is closed.
             vocabulary_size: vocabulary size of the model, if known; used only if there is no graph.
 
         Raises:
@@ -54,7 +54,7 @@ class LocalDrafter:
         """
         self._drafter = SessionDrafter(graph, config, learned=learned, vocabulary_size=vocabulary_size)
         self.capabilities = STRATEGIES[config.strategy]
-        """Capabilities of the strategy."""
+        """Capabilities of the drafting strategy."""
         self._settings = self._drafter.settings(DEFAULT_OPTIONS)
         self.has_neural = any(each.trie.num_model_words for each in self._drafter.graphs)
         """Whether a graph has a neural model."""
@@ -66,7 +66,7 @@ class LocalDrafter:
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Counts since the drafter was made."""
+        """Counts of steps, drafts and failures since the drafter was made."""
         return self._counts.snapshot()
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> None:
@@ -131,7 +131,7 @@ class LocalDrafter:
         )
 
     def observe(self, report: PassReport) -> float:
-        """Ignore the report and return 0, because drafting takes little time."""
+        """Ignore the pass report, and return a drafting time of 0 s, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:
@@ -148,7 +148,7 @@ class LocalDrafter:
 
 
 class NullDrafter:
-    """Never drafts, so decoding is plain."""
+    """A drafter that never drafts, so that decoding is plain."""
 
     capabilities = Capabilities(summary="nothing", evidence="nothing", runs_by="verifier")
     """Capabilities without drafts."""
@@ -168,7 +168,7 @@ class NullDrafter:
         return [EMPTY_DRAFT] * len(steps)
 
     def observe(self, report: PassReport) -> float:
-        """Ignore the report and return 0, because drafting takes little time."""
+        """Ignore the pass report, and return a drafting time of 0 s, because drafting takes little time."""
         return 0.0
 
     def finish(self, session_id: int) -> None:

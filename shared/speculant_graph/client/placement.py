@@ -12,8 +12,8 @@ from collections.abc import Collection
 def placed_at(key: str, addresses: Collection[str]) -> str:
     """Return the address with the highest rank for a key.
 
-    Every address gets an equal share of keys. If an address disappears, only its keys move, evenly to the other
-    addresses. They move back when the address returns.
+    Every address gets an equal share of keys. If an address disappears, only its keys move, and they spread evenly over
+    the other addresses. The moved keys return to the address when it reappears.
 
     Args:
         key: the name of a tenant, or the random key of a client.
@@ -23,6 +23,6 @@ def placed_at(key: str, addresses: Collection[str]) -> str:
 
 
 def _rank(key: str, address: str) -> tuple[int, str]:
-    """Return a 64-bit hash that is the same in every process, and the address as the tie-breaker."""
+    """Return a key's rank for an address: a 64-bit hash, equal in all processes, and the address to break ties."""
     text = f"{address} {key}".encode("utf-8", "surrogatepass")  # an address has no space
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big"), address

@@ -1,4 +1,4 @@
-"""The sessions of a client, and the actions that they require.
+"""Records of a client's sessions, and of the actions that these sessions require.
 
 This module only keeps records; it does not send or wait.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from speculant_graph.client.batches import InFlightBatch
 
 ENDED = DraftRequestError("the session was ended while its step ran")
-"""The error of a step whose session ended while it ran."""
+"""Error of a step whose session was ended while the step ran."""
 _NUM_ROUND_TRIPS_KEPT = 1_000
 _TAIL_TOKENS = 16
 _MAX_WIRE_TOKEN = (1 << 32) - 1
@@ -47,16 +47,16 @@ class Counts:
 
 
 def _as_list(token_ids: Sequence[TokenId]) -> list[TokenId]:
-    """Return tokens as a list; for an array this is several times faster than a tuple."""
+    """Return tokens as a list, which for an array is several times faster to make than a tuple."""
     return token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """The drafter's copy of one sequence.
+    """Client-side state of the drafter's copy of one sequence.
 
-    A wire id identifies one text. When the drafter's copy is discarded, the session gets a new id, so that answers
-    for the old text are recognized.
+    A session's id on the wire identifies one text. When the drafter's copy is discarded, the session gets a new wire
+    id, so that answers for the old text are recognized.
     """
 
     wire_id: int
@@ -64,36 +64,37 @@ class Session:
     """Options for opening the session; they override the client's settings."""
     is_open: bool = False
     opening: Opening | None = None
-    """The running opening, if any."""
+    """The session's running OpenSession call, if any."""
     position: int = 0
     """Number of tokens that the drafter has confirmed."""
     num_sent: int = 0
-    """Number of tokens sent; at least ``position``."""
+    """Number of tokens sent to the drafter, at least ``position``."""
     tail: list[TokenId] = field(default_factory=list)
-    """The last tokens sent. If a step has other tokens at their positions, the session's text has changed."""
+    """The last tokens that were sent to the drafter. If a step has different tokens at the same positions, the
+    session's text has changed."""
     draft_id: int = 0
     """Id of the latest draft received; 0 if none."""
     was_lost: bool = False
     """Whether the drafter lost the session, so that the next opening counts as a reopening."""
     retry_after_s: float = 0.0
-    """Earliest time of the next opening, after the drafter refused one."""
+    """Earliest time to open the session again, after the drafter refused to open it."""
 
     def restart(self, wire_id: int) -> None:
-        """Discard the drafter's copy, and use a new wire id."""
+        """Treat the drafter's copy of the sequence as discarded, and use a new wire id."""
         self.wire_id = wire_id
         self.is_open, self.opening = False, None
         self.position = self.num_sent = self.draft_id = 0
         self.tail = []
 
     def holds_another_text(self, step: SequenceStep) -> bool:
-        """Return whether the tokens sent are not a prefix of the step's sequence."""
+        """Return whether the tokens sent so far differ from the start of the step's sequence."""
         sent = self.num_sent
         if sent > len(step.token_ids):
             return True
         return _as_list(step.token_ids[sent - len(self.tail) : sent]) != self.tail
 
     def record_sent(self, step: SequenceStep) -> None:
-        """Note that the whole sequence of a step is being sent."""
+        """Record that the whole sequence of a step is being sent."""
         self.num_sent = len(step.token_ids)
         self.tail = _as_list(step.token_ids[-_TAIL_TOKENS:])
 
@@ -115,12 +116,12 @@ class Opening:
     request: OpenRequest
     started_s: float
     waiting: list[tuple[InFlightBatch, int]] = field(default_factory=list)
-    """Sequences, by batch and index, that continue when the opening succeeds."""
+    """Sequences that continue when the session is open, each as a batch and an index in that batch."""
     callbacks: list[Callable[[], None]] = field(default_factory=list)
-    """Functions to call at the end of the opening."""
+    """Functions to call when the opening has succeeded or failed."""
     is_over: bool = False
     error: SpeculantError | None = None
-    """The error of a failed opening."""
+    """The error of the opening, if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,19 +212,19 @@ class SessionRegistry:
         session.restart(self._wire_ids())
 
     def record_lost(self, session: Session) -> None:
-        """Note that the drafter does not have a session any more."""
+        """Record that the drafter no longer has a session."""
         session.restart(self._wire_ids())
         session.was_lost = True
 
     def begin_opening(self, session: Session, now_s: float) -> Opening:
-        """Return the running opening of a session, or start one."""
+        """Return the session's running opening, or start an opening."""
         if session.opening is None:
             session.opening = Opening(session, self._opening_request(session), now_s)
             self._actions.append(OpenSession(session.opening))
         return session.opening
 
     def record_opened(self, opening: Opening, outcome: OpenResponse | SpeculantError, now_s: float) -> None:
-        """Record whether a session opened."""
+        """Record the outcome of opening a session."""
         session = opening.session
         error = outcome if isinstance(outcome, SpeculantError) else None
         if isinstance(error, UnknownGraphError) and session.options.graph is None:  # no session will get drafts

@@ -1,4 +1,4 @@
-"""Streams of steps to a sidecar: over gRPC, or over the step socket of a sidecar on the same machine.
+"""Streams that carry steps to a sidecar, over gRPC or over the step socket of a sidecar on this machine.
 
 ``speculant_drafter/step_socket.py`` is the server side of the step socket.
 """
@@ -32,8 +32,8 @@ _CREDENTIALS = struct.Struct("3i")
 class GrpcStream:
     """A StreamDraft call with raw bytes; a thread reads the answers.
 
-    A gRPC deadline cancels the whole call, and synchronous streams have no deadline per message. So the stream has no
-    deadline. A thread delivers every answer, and each caller limits its own wait.
+    A gRPC deadline cancels the whole call, and synchronous streams have no deadline per message. The stream of steps
+    therefore has no deadline. A thread delivers every answer, and each caller limits the time that it waits.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class GrpcStream:
         on_answer: Callable[[bytes], None],
         on_end: Callable[[SpeculantError], None],
     ) -> None:
-        """Make a stream without starting it; this is cheap.
+        """Make a stream without starting it, which takes little time.
 
         Args:
             start_call: starts the call with an iterator of messages.
@@ -56,7 +56,7 @@ class GrpcStream:
         self._reader = threading.Thread(target=self._read, name="speculant-draft-reader", daemon=True)
 
     def send(self, payload: bytes) -> None:
-        """Queue a message; returns at once, even before the stream is started."""
+        """Queue a message, and return at once, even if the stream has not been started yet."""
         self._requests.put(payload)
 
     def start(self) -> None:
@@ -64,7 +64,7 @@ class GrpcStream:
         self._reader.start()
 
     def close(self) -> None:
-        """Cancel the call. The reading thread ends soon afterwards."""
+        """Cancel the call. The reading thread ends soon after the stream is closed."""
         self._is_closed = True
         self._requests.put(None)
         if self._call is not None:
@@ -95,7 +95,7 @@ class GrpcStream:
 
 
 class SocketStream:
-    """A step socket with the interface of :class:`GrpcStream`; a thread reads the answers."""
+    """A connection to a step socket, with the interface of :class:`GrpcStream`; a thread reads the answers."""
 
     def __init__(
         self, path: Path, on_answer: Callable[[bytes], None], on_end: Callable[[SpeculantError], None]
@@ -151,7 +151,7 @@ class SocketStream:
         self._reader.start()
 
     def close(self) -> None:
-        """Disconnect. The reading thread ends soon afterwards."""
+        """Disconnect. The reading thread ends soon after the stream is closed."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._reader.ident is None:

@@ -1,7 +1,7 @@
 """Detects a text's encoding by the letters and the frequent words of its language.
 
 Single-byte encodings decode almost any bytes. French in cp1252, for example, is also valid text in cp1257, but with a
-mix of letters that no language has. A text stays undecided if it fits two languages in different encodings.
+mix of letters that no language has. No encoding is chosen if a text fits two languages in different encodings.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _WEST, _CENTRAL = ("cp1252", "iso8859_15"), ("cp1250", "iso8859_2")
 class _Latin(NamedTuple):
     encodings: tuple[str, ...]
     letters: str
-    """Lower-case letters beyond ASCII."""
+    """The language's lower-case letters beyond ASCII."""
     words: str
-    """Frequent words that have only ASCII letters."""
+    """The language's frequent words that have only ASCII letters."""
 
 
 _ENGLISH = "the of and to is that for with on as by this are from be or if not return it an"
@@ -53,7 +53,7 @@ class _Script(NamedTuple):
     frequent: str
     """The most frequent letters or characters of texts in this script."""
     least: float
-    """Minimum share of the frequent letters among all letters."""
+    """Minimum share of the frequent letters among all letters beyond ASCII in a text."""
     alien: str = ""
     """Letters that are rare in texts in this script."""
 
@@ -75,7 +75,7 @@ _SCRIPTS = (
     _Script(("big5",), "", "的一是不了人我在有他這中大來上個國和到說們為子你地出時年得就也可", 0.1, _KANA),
 )
 ENCODINGS = tuple(dict.fromkeys(name for language in (*_LATIN, *_SCRIPTS) for name in language.encodings))
-"""Encodings that can be distinguished, the most frequent first."""
+"""Encodings that this module can tell apart, the most frequent first."""
 
 _MARKS = frozenset("«»‹›“”„‘’‚–—…•·°§©®™€£¥¿¡ªº²³¹¼½¾×÷±µ¶´¨¸\xa0\xad†‡‰¢¤¦¬")
 _IN_WORDS = "’·\xad"
@@ -118,7 +118,7 @@ def _decoded(sample: bytes, encoding: str) -> str | None:
 
 
 def _latin_scores(text: str, encoding: str) -> list[float]:
-    """Return a score for each language whose letters fit the text: how many of its frequent words the text has."""
+    """Return, for each language whose letters fit the text, how often its frequent words occur in the text."""
     if not any(encoding in language.encodings for language in _LATIN) or len(_STRAY.findall(text)) > 1:
         return []
     letters = Counter(character for character in text.lower() if character > "\x7f" and character not in _MARKS)
@@ -137,7 +137,7 @@ def _latin_scores(text: str, encoding: str) -> list[float]:
 
 
 def _script_scores(text: str, encoding: str) -> list[float]:
-    """Return a score if the text is in a script of the encoding."""
+    """Return a score for each script of the encoding that the text seems to be in."""
     scores: list[float] = []
     letters = Counter(character for character in text if character > "\x7f" and character.isalpha())
     for script in _SCRIPTS:
@@ -154,7 +154,7 @@ def _script_scores(text: str, encoding: str) -> list[float]:
 
 
 def _is_of_script(text: str, letters: Counter[str], alphabet: str) -> bool:
-    """Return whether hardly any word mixes alphabets, and lines with the script have enough letters of it."""
+    """Return whether words hardly ever mix alphabets, and lines with the script have enough of its letters."""
     strange = sum(count for letter, count in letters.items() if letter.lower() not in alphabet)
     if strange > _MOST_STRANGE * letters.total():
         return False

@@ -27,9 +27,9 @@ class CheckedCorpus:
     """The files of a corpus that can be read."""
 
     sources: tuple[Source, ...]
-    """Files to read, in order."""
+    """Readable files of the corpus, in order."""
     skipped: tuple[SkippedFile, ...]
-    """Skipped files, in order."""
+    """Files that are skipped as a whole or in part, in order."""
 
 
 def check_corpus(
@@ -41,12 +41,12 @@ def check_corpus(
 ) -> CheckedCorpus:
     """Read every file once, up to its last record, and determine its format and encoding.
 
-    A ``.json`` file that was found in a folder or by a pattern is read as plain text if it is one object without the
-    text field. The ``package.json`` of source code is an example.
+    A ``.json`` file found in a folder or by a pattern is read as plain text if it is one object without the text field.
+    An example of such a file is the ``package.json`` of source code.
 
     Args:
         files: the files.
-        config: ``encoding``, ``on_error`` and ``text_field`` are used.
+        config: the settings ``encoding``, ``on_error`` and ``text_field`` are used.
         vocabulary_size: token ids of records must be below this number.
         folder: folder for the text of PDFs, and for data that should be read only once, from standard input, named
             pipes and object storage.
@@ -88,7 +88,7 @@ def check_corpus(
 
 
 class _Check:
-    """The check of one file."""
+    """Checks one file of the corpus, and keeps the result."""
 
     def __init__(self, file: ListedFile, config: GraphConfig, vocabulary_size: int, kept: Path) -> None:
         self._file, self._config, self._vocabulary_size, self._kept = file, config, vocabulary_size, kept
@@ -97,9 +97,9 @@ class _Check:
         self.is_read = True
         """Whether any part of the file will be read."""
         self.problem = f"{file.path}: {file.problem}" if file.problem else ""
-        """The problem of the file, or of its first bad record."""
+        """Problem of the file, or of its first bad record; empty if there is none."""
         self.field = ""
-        """The setting that causes the problem, if any."""
+        """Name of the setting that causes the problem, if any."""
         self._num_bad = self._num_good = 0
 
     def run(self, on_bytes: Callable[[int], None]) -> None:
@@ -119,7 +119,7 @@ class _Check:
 
     @property
     def others(self) -> str:
-        """Text with the number of further bad records; empty if there are none."""
+        """Message text with the number of bad records after the first; empty if there are none."""
         more = self._num_bad - 1
         return f" (and {more:,} more of its records)" if more > 0 else ""
 
@@ -131,7 +131,7 @@ class _Check:
         return SkippedFile(self.source.name, reason, self._num_bad if self.is_read else 0)
 
     def _keep(self, blocks: Iterable[bytes], kept: Path) -> None:
-        """Store data that can't be read a second time, or only slowly."""
+        """Store a copy of data that can't be read a second time, or only slowly."""
         with kept.open("wb") as copy:
             copy.writelines(blocks)
 
@@ -160,7 +160,7 @@ class _Check:
 
 
 def _ignore(_: int) -> None:
-    """Ignore the number of bytes, because the same bytes are read a second time."""
+    """Do not count these bytes as progress, because the same bytes are counted in another read."""
 
 
 def _is_read_once(path: Path) -> bool:
@@ -169,7 +169,7 @@ def _is_read_once(path: Path) -> bool:
 
 
 def _error(problems: Sequence[_Check], num_files: int) -> CorpusError:
-    """Return one error for all problems."""
+    """Return one error that reports all problems."""
     texts = tuple(f"{check.problem}{check.others}" for check in problems)
     if len(texts) == 1:
         fix = "" if num_files == 1 else "or leave it out (graph.on_error skip)"

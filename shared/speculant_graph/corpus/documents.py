@@ -1,4 +1,4 @@
-"""The documents of a file: plain text, JSON records or PDF, gzipped or not."""
+"""Reads the documents of a file: plain text, JSON records or PDF, gzipped or not."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _COMMENTS = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|/\*.*?\*/|,(?=(?:\s|//[^
 
 
 class RecordError(CorpusError):
-    """One record of a file is wrong, but later records can be read."""
+    """One record of a file can't be used, but later records can be read."""
 
 
 OnBadRecord = Callable[[RecordError], None]
-"""Called with the error of a bad record; the record is left out."""
+"""Callback that receives the error of a bad record; the record is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Document:
     label: str
     """Location of the document, for messages: the file, and the line or record in it."""
     texts: Iterator[str]
-    """Text of the document in blocks of any size, to be read before the next document. Empty if there are token ids."""
+    """Blocks of text, of any size, to be read before the next document; none if there are token ids."""
     token_ids: NDArray[np.uint32] | None = None
     """Token ids of the document, shape ``[num_tokens]``, if the file has ids instead of text."""
 
@@ -51,18 +51,18 @@ class Document:
 def read_documents(
     source: Source, config: GraphConfig, vocabulary_size: int, on_bad_record: OnBadRecord | None = None
 ) -> Iterator[Document]:
-    r"""Stream the documents of a file, which is read to its end.
+    r"""Yield the documents of a file, and read the file to its end.
 
     :attr:`Source.format` decides how the file is read. JSON Lines have one record per line. A JSON file has an array of
     records, or one record. Each record is a document. A PDF is one document, with its pages joined by newlines. Every
-    other file is one document of plain text, with line ends read as ``\n``. A whole record, PDF or JSON file is in
-    memory at once; plain text is read in blocks.
+    other file is one document of plain text, with line ends read as ``\n``. Each JSON Lines record, JSON file or PDF is
+    in memory as a whole; plain text is read in blocks.
 
     Args:
         source: the file.
         config: ``text_field`` names the field with a record's text or token ids. Dots in the name lead into nested
-            objects, and into each element of lists, unless the record has a field of exactly that name. If
-            there are several elements, their texts are joined by newlines.
+            objects, and into each element of a list. If the record has a field of exactly that name, that field is used
+            instead. The texts of several list elements are joined by newlines.
         vocabulary_size: token ids of records must be below this number.
         on_bad_record: called for every bad record; without it, a bad record raises an error.
 
@@ -91,7 +91,7 @@ def read_documents(
 def is_configuration(source: Source, field: str) -> bool:
     """Return whether a JSON file is one object without the text field; comments and trailing commas are allowed.
 
-    Such files, for example ``package.json`` and ``tsconfig.json``, are source text, not records.
+    Configuration files, such as ``package.json`` and ``tsconfig.json``, are source text, not records.
 
     Raises:
         CorpusError: the file can't be read, unpacked or decoded.
@@ -269,7 +269,7 @@ def _path(record: object, field: str) -> list[str]:
 
 
 def _values(record: object, path: list[str], label: str, field: str) -> list[object]:
-    """Return the values at a path of names: one value, or one for each element of the lists on the path."""
+    """Return the values at a path of field names: one value, or one per element of the lists on the path."""
     values = [record]
     for depth, name in enumerate(path):
         if depth:

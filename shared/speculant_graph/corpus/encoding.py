@@ -14,7 +14,7 @@ from speculant_graph.errors import CorpusError
 from speculant_graph.extras import needed_for
 
 AUTO = "auto"
-"""Value of the setting if no encoding is named."""
+"""Value of the setting ``graph.encoding`` that names no encoding, so that it is guessed."""
 
 # UTF-32 comes first, because its marks begin with, or contain, the marks of UTF-16.
 _MARKS = (
@@ -30,7 +30,7 @@ _CONTROLS = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x84\x86-\x9f\ufffe\uf
 _SAMPLE_BYTES = 1 << 16
 _SAMPLES = 4
 _NEAR = 3
-"""Number of lines to keep before and after a line with bytes above 127."""
+"""Number of lines that a sample keeps before and after each line with bytes above 127."""
 _MOST_DAMAGED = 0.1
 _LEAST_LETTERS = 6
 _NO_TEXT = frozenset({"Cn", "Co"})
@@ -50,8 +50,8 @@ class Encoding(NamedTuple):
 def find_encoding(source: Source, named: str = AUTO, on_bytes: Callable[[int], None] | None = None) -> Encoding:
     """Find the encoding of a file, and check that the whole file can be decoded.
 
-    A byte order mark decides the encoding. Valid UTF-8 is read as UTF-8 even if another encoding is named, because text
-    in other encodings is hardly ever valid UTF-8 by chance.
+    A byte order mark decides the encoding. Valid UTF-8 that is not plain ASCII is read as UTF-8 even if another
+    encoding is named. Text in other encodings is hardly ever valid UTF-8 by chance.
 
     Args:
         source: the file, not yet read.
@@ -187,7 +187,7 @@ def _guess(source: Source, problem: str) -> Encoding:
 
 
 def _lines_with_high_bytes(block: bytes) -> bytes:
-    """Return a block's lines with bytes above 127, and the lines around them. Their words identify the language."""
+    """Return a block's lines with bytes above 127 and the lines around them, whose words identify the language."""
     lines = block.splitlines()
     chosen: list[bytes] = []
     size = 0

@@ -38,7 +38,7 @@ class ListedFile(NamedTuple):
 
 
 def format_of(path: Path) -> tuple[str, bool]:
-    """Return the suffix in a file's name, lower case or empty, and whether the file is gzipped.
+    """Return a file name's suffix in lower case (empty if it has none), and whether the file is gzipped.
 
     ``notes.TXT.gz`` gives ``(".txt", True)``.
     """
@@ -53,9 +53,9 @@ def list_corpus_files(inputs: str | Path | Iterable[str | Path]) -> list[ListedF
 
     Args:
         inputs: files, named pipes, folders, patterns such as ``docs/**/*.md``, or ``-`` for standard input; also files,
-            folders and patterns of object storage. A folder is searched for :data:`TEXT_SUFFIXES`, with all its
-            subfolders; hidden files and folders, and links to folders, are left out. The name of an existing local file
-            is never a pattern, even if it has the characters of one.
+            folders and patterns of object storage. A folder is searched, with all its subfolders, for files with
+            :data:`TEXT_SUFFIXES`. Hidden files and folders, and links to folders, are left out. The name of an existing
+            local file is never read as a pattern, even if it contains pattern characters.
 
     Returns:
         The files. Found entries that can't be read, such as a broken link or a subfolder without permission, have a

@@ -12,7 +12,7 @@ _PATIENCE_S = 5
 """Timeout of the hub in seconds, unless an environment variable sets another."""
 _PATIENCE_VARIABLE = "HF_HUB_ETAG_TIMEOUT"
 _FILES = ("tokenizer.json", "tokenizer_config.json", "config.json")
-"""Files of which a copy in the hub's cache has at least one."""
+"""Files of a repository; a copy in the hub's cache has at least one of them."""
 
 
 def only_local(name: str, setting: str, hf_token: str | None = None) -> bool:
@@ -73,7 +73,7 @@ def local_folder(name: str) -> Path | None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message of a library's error, in one line."""
+    """Return the first line of a library error's message, or the error's type if there is no message."""
     return str(error).strip().split("\n", 1)[0] or type(error).__name__
 
 

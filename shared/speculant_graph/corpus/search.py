@@ -1,4 +1,4 @@
-"""Finds a context in the files that a graph was built from."""
+"""Finds where a context of tokens occurs in the files that a graph was built from."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from speculant_graph.errors import CorpusError
 from speculant_graph.types import TokenId
 
 FileState = Literal["missing", "changed", "unreadable", "not kept"]
-"""Reason why a corpus file is not searched: it is missing, has changed, can't be read, or came through a pipe."""
+"""Reason for not searching a corpus file: missing, changed, unreadable, or from a pipe or object storage."""
 
 _ANY_ID = 1 << 32
-"""Vocabulary size that allows all ids, because they were checked when the graph was built."""
+"""Vocabulary size that accepts every token id, because the build has already checked the ids."""
 _BLOCK_BYTES = 1 << 20
 _AROUND = 256
 _SHOWN_BEFORE, _SHOWN = 30, 90
@@ -37,7 +37,7 @@ class Place(NamedTuple):
     """The place in a file where a context begins."""
 
     file: str
-    """Name of the file, as in the graph."""
+    """Name of the file, as stored in the graph."""
     line: int
     """Line number in the file, from 1; in a PDF, line number in the page's text."""
     column: int
@@ -45,16 +45,16 @@ class Place(NamedTuple):
     page: int
     """Page of a PDF, from 1; 0 for other files."""
     text: str
-    """The line, or a part of it."""
+    """Text of the line, or a part of it."""
 
 
 class Places(NamedTuple):
-    """The result of a search."""
+    """The result of a search for a context."""
 
     places: tuple[Place, ...]
     """The first places found, in the order of the files."""
     unsearched: tuple[tuple[str, FileState], ...]
-    """Names of files that were not searched, with the reason; only files before the last place are listed."""
+    """Names of files that were not searched, with the reason; files after the search's end are not listed."""
     is_complete: bool
     """False if the search ended before all files were searched, because it found enough or took too long."""
 
@@ -68,8 +68,8 @@ def find_places(
 ) -> Places:
     """Search the files of a graph's corpus for the text of a context, block by block.
 
-    A file is searched if its digest equals the digest in the graph. If the tokenizer's texts can be cut, a match of the
-    text counts only if its tokens also match the context.
+    A file is searched if its digest equals the digest in the graph. If the tokenizer can encode texts in pieces, a
+    match of the text counts only if its tokens also match the context.
 
     Args:
         files: files in the graph's metadata; relative names are relative to the working directory.
@@ -106,11 +106,11 @@ def find_places(
 
 
 class _OverdueError(Exception):
-    """The search took too long."""
+    """The search exceeded its time limit."""
 
 
 class _Searched(NamedTuple):
-    """The text to search for."""
+    """The text and the token ids to search for."""
 
     token_ids: tuple[TokenId, ...]
     text: str
@@ -119,12 +119,11 @@ class _Searched(NamedTuple):
     tokenizer: CorpusTokenizer
     is_cuttable: bool
     slack: int
-    """Possible error of a token's position, in characters: 1 if the context begins inside of a character, otherwise
-    0."""
+    """Tolerance for a token's position, in characters: 1 if the context begins inside of a character, otherwise 0."""
 
     @classmethod
     def of(cls, context: Sequence[TokenId], tokenizer: CorpusTokenizer) -> _Searched:
-        """Make the text of a context without tokens around documents and partial characters, which no text contains."""
+        """Make the searched text of a context without BOS, EOS and partial characters, which no text contains."""
         borders = {tokenizer.bos_id, tokenizer.eos_id}
         token_ids = list(context)
         while token_ids and token_ids[-1] in borders:
@@ -137,7 +136,7 @@ class _Searched(NamedTuple):
 
 
 def _state(file: CorpusFile, on_block: Callable[[int], None]) -> FileState | None:
-    """Return why a file is not searched; None if it is unchanged, so that it is searched."""
+    """Return why a file is not searched; None if it is unchanged and therefore searched."""
     path = Path(file.name)
     if path == STANDARD_INPUT or address_of(path):
         return "not kept"
@@ -271,7 +270,7 @@ def _places_in_records(file: CorpusFile, source: Source, searched: _Searched) ->
 
 
 def _position_in_raw(raw: str, start: int, text: str, position: int, needle: str) -> int:
-    """Return the position of a text's character in the record's JSON, or the nearest known position."""
+    """Return where a character of a record's text is in the record's JSON, or the nearest known position."""
     for is_ascii in (False, True):
         whole, before = (json.dumps(part, ensure_ascii=is_ascii)[1:-1] for part in (text, text[:position]))
         value = raw.rfind(whole, 0, start + len(whole)) if start else -1  # another match in the same text

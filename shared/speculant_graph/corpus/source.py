@@ -1,4 +1,4 @@
-"""Reads a file of the corpus: counts, digests, unpacks and decodes its bytes."""
+"""Reads a file of the corpus: counts, hashes, unpacks and decodes its bytes."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
     Unpacked = gzip.GzipFile | io.BufferedReader["_Counted"]
-    """A file of unpacked bytes."""
+    """A file opened for reading its unpacked bytes."""
 
 FormatName = Literal["text", "lines", "json", "pdf"]
 """How a file is read: plain text, JSON Lines, one JSON value, or PDF."""
 
 UTF_8 = "utf-8-sig"
-"""UTF-8, with or without a byte order mark."""
+"""Python's name for UTF-8 with or without a byte order mark."""
 
 _FORMATS: dict[str, FormatName] = {".pdf": "pdf", ".jsonl": "lines", ".ndjson": "lines", ".json": "json"}
 _BLOCK_BYTES = 1 << 20
 
 
 class CorpusFile(NamedTuple):
-    """A file in the token stream."""
+    """A corpus file whose tokens are in the token stream."""
 
     name: FileName
     """Path of the file as given; ``-`` is standard input."""
     size_bytes: int
     """Size of the stored file in bytes."""
     sha256: str
-    """Hex digest of the stored bytes."""
+    """SHA-256 digest of the stored bytes, in hexadecimal."""
     encoding: str = UTF_8
-    """Encoding of its text; meaningless for PDF."""
+    """Encoding of the file's text; meaningless for PDF."""
     text_field: str = ""
-    """Text field of its records; empty if the file was not read as records."""
+    """Name of the records' text field; empty if the file was not read as records."""
 
 
 class SkippedFile(NamedTuple):
@@ -60,7 +60,7 @@ class SkippedFile(NamedTuple):
     """Number of skipped records if other records of the file were read; 0 if the whole file was skipped."""
 
     def __str__(self) -> str:
-        """Return a readable line."""
+        """Return the file's name and problem as one readable line."""
         more = f" (and {self.num_records - 1:,} more of its records)" if self.num_records > 1 else ""
         return f"{self.name}: {self.reason}{more}"
 
@@ -80,23 +80,23 @@ class Source:
         Args:
             path: path of the file as given.
             stored: file with a copy of the bytes, if they can't be read twice from the path.
-            on_bytes: called with the size of every block read, in bytes. Without it, the blocks are added to the
-                digest.
+            on_bytes: called with the size of every block read, in bytes. Without this callback, the blocks are added to
+                the file's digest.
         """
         self.path = path
         self.stored = stored
         suffix, self.is_packed = format_of(path)
         self.format: FormatName = _FORMATS.get(suffix, "text")
-        """Format of the file."""
+        """Format that decides how the file is read."""
         self.encoding = UTF_8
-        """Encoding of its text."""
+        """Encoding of the file's text."""
         self.extracted: Path | None = None
-        """File with the extracted text in UTF-8, if any."""
+        """File with the text extracted from a PDF, in UTF-8, if any."""
         self.span: tuple[int, int] | None = None
-        """Offsets of the first byte and of the end, if only a part of the file is read. Such a file is UTF-8 and not
-        gzipped."""
+        """Byte offsets of the start and the end of the part to read; None to read the whole file. A file that is read
+        in parts is UTF-8 and not gzipped."""
         self.num_bytes = 0
-        """Bytes of the stored file read so far."""
+        """Number of bytes of the stored file that were read so far."""
         self._on_bytes = on_bytes
         self._digest = hashlib.sha256()
 
@@ -112,7 +112,7 @@ class Source:
         return {name: getattr(self, name) for name in ("path", "stored", "format", "encoding", "extracted", "span")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore an unread source."""
+        """Restore an unread source from its pickled state."""
         self.__init__(state["path"])  # type: ignore[misc]
         self.__dict__ |= state
 
@@ -164,7 +164,7 @@ class Source:
         )
 
     def take(self, block: bytes) -> None:
-        """Count the bytes of a block. Call the callback with their number or, without one, add them to the digest."""
+        """Count a block's bytes; report their number to ``on_bytes`` if given, otherwise add them to the digest."""
         self.num_bytes += len(block)
         if self._on_bytes is None:
             self._digest.update(block)
@@ -251,7 +251,7 @@ class Source:
 
 
 class _Counted(io.RawIOBase):
-    """The stored bytes of a file; its source counts them during reading."""
+    """Reads the stored bytes of a file, which its source counts."""
 
     def __init__(self, stored: IO[bytes], source: Source) -> None:
         super().__init__()

@@ -20,8 +20,8 @@ EXTRA = "storage"
 def address_of(path: Path) -> str | None:
     """Return the address that a path stands for, in fsspec's form; None if it is a path on this machine.
 
-    ``Path`` turns the two slashes of an address into one. No local file has such a name by chance, so settings with
-    addresses can have the type ``Path``.
+    ``Path`` turns the two slashes of an address into one; this function restores them. No local file is named like an
+    address by chance, so settings for addresses can have the type ``Path``.
     """
     found = _ADDRESS.fullmatch(str(path))
     if found is None:
@@ -31,7 +31,7 @@ def address_of(path: Path) -> str | None:
 
 
 def find_stored(address: str, is_text: Callable[[Path], bool]) -> list[tuple[Path, bool]]:
-    """Return the files that an address names, sorted. The flag of a file is True if the address names it directly.
+    """Return the files that an address names, sorted, each with True if the address names it directly.
 
     Args:
         address: address of a file or a folder, or a pattern. A folder is searched with all its subfolders.
@@ -61,11 +61,11 @@ def find_stored(address: str, is_text: Callable[[Path], bool]) -> list[tuple[Pat
 
 @contextmanager
 def open_stored(address: str) -> Iterator[IO[bytes]]:
-    """Open a file for reading.
+    """Open a file in storage for reading.
 
     Raises:
         CorpusError: the file can't be read, or a package for such addresses is not installed. Errors inside of the
-            ``with`` block are converted, too.
+            ``with`` block are also converted to ``CorpusError``.
     """
     with _explained(address):
         storage, name = _storage(address)

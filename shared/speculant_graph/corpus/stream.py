@@ -33,14 +33,14 @@ _BYTES_PER_CHARACTER = 32
 
 @dataclass(frozen=True, slots=True)
 class TokenStream:
-    """A corpus as token ids."""
+    """A corpus as a stream of token ids in a file."""
 
     path: Path
-    """File of little-endian uint32 ids: all documents in order, with separators if used."""
+    """File of little-endian uint32 ids: all documents in order, separated if ``document_boundaries`` is set."""
     num_tokens: int
-    """Number of ids in the file without separators."""
+    """Number of token ids in the file, not counting separators."""
     num_documents: int
-    """Number of documents with tokens."""
+    """Number of documents that have tokens."""
     files: tuple[CorpusFile, ...]
     """Files that were read, in order, including files without text."""
     skipped: tuple[SkippedFile, ...] = ()
@@ -52,7 +52,7 @@ class EncodedPart:
     """A part of a token stream."""
 
     token_ids: NDArray[np.uint32]
-    """The ids, shape ``[num_ids]``, including separators between the documents and before the first one."""
+    """Ids of the part, shape ``[num_ids]``, including separators between its documents and before its first one."""
     num_separators: int
     """Number of ids that are separators, not tokens."""
     num_documents: int
@@ -60,7 +60,7 @@ class EncodedPart:
     num_bytes: int
     """Number of file bytes that were read for this part."""
     files: tuple[CorpusFile, ...]
-    """Files that end in this part."""
+    """Files whose last tokens are in this part."""
 
 
 Encode = Callable[[CorpusTokenizer, Sequence[Source], GraphConfig], Iterator[EncodedPart]]
@@ -106,17 +106,19 @@ def write_token_stream(
     Each text is wrapped in the tokenizer's BOS and EOS tokens, if it has them; token ids are used unchanged. Empty
     documents are left out. The stream does not depend on ``chunk_size``.
 
-    About ``chunk_size`` characters per core are in memory at a time. Some inputs are in memory as a whole, at any size.
-    These are a text without a position to cut at, such as one huge line of base64; a JSON record; a PDF, both its file
-    and its text; and every document if the tokenizer's texts can't be cut (:attr:`CorpusTokenizer.is_cuttable`).
+    About ``chunk_size`` characters per core are in memory at a time. Some inputs are in memory as a whole, at any size:
+    a text without a position to cut at, such as one huge line of base64; a JSON record; and a PDF, both its file and
+    its text. If the tokenizer's texts can't be cut (:attr:`CorpusTokenizer.is_cuttable`), every document is in memory
+    as a whole.
 
     Args:
         tokenizer: encodes the texts.
         files: the files, in this order.
-        path: the file to write; its content is undefined after an error. Its folder needs space for the data of
-            standard input and pipes.
-        config: ``chunk_size``, ``text_field``, ``encoding``, ``on_error`` and ``document_boundaries`` (one
-            :data:`DOCUMENT_SEPARATOR` between documents) are used. The tokenizer decides how special tokens are read.
+        path: the file to write; its content is undefined after an error. The file's folder needs space for copies of
+            standard input, pipes and object storage, and for the text of PDFs.
+        config: the settings ``chunk_size``, ``memory``, ``text_field``, ``encoding``, ``on_error`` and
+            ``document_boundaries`` (one :data:`DOCUMENT_SEPARATOR` between documents) are used. The tokenizer, not this
+            configuration, decides how special tokens in a text are read.
         on_progress: called with the bytes of files whose tokens are written, and the number of these tokens.
         on_check: called with the bytes of checked files.
         encode: encodes the checked files.
@@ -171,25 +173,25 @@ def _write(
 
 @dataclass(slots=True)
 class _Batch:
-    """Consecutive pieces of a stream, texts and ids."""
+    """A batch of consecutive pieces of a stream: texts to encode, and token ids."""
 
     items: list[str | NDArray[np.uint32]] = field(default_factory=list)
     size: int = 0
-    """Number of characters and ids."""
+    """Size of the batch: characters of its texts plus number of its ids."""
     num_separators: int = 0
-    """Number of separators, which do not count as tokens."""
+    """Number of separators in the batch; separators do not count as tokens."""
     bytes_read: int = 0
     """Number of file bytes that had been read when the batch was complete."""
 
     def add(self, item: str | NDArray[np.uint32]) -> None:
-        """Append a text, or ids of shape ``[num_ids]``."""
+        """Append a text, or ids of shape ``[num_ids]``, to the batch."""
         self.items.append(item)
         self.size += len(item)
         self.num_separators += item is _SEPARATOR
 
 
 class _Corpus:
-    """Reads files into batches, and encodes them."""
+    """Reads files into batches of texts and ids, and encodes the batches."""
 
     def __init__(self, tokenizer: CorpusTokenizer, config: GraphConfig, jobs: int) -> None:
         self.files: list[CorpusFile] = []
@@ -200,7 +202,7 @@ class _Corpus:
         self._piece_characters = min(_PIECE_CHARACTERS, config.chunk_size) if tokenizer.is_cuttable else _WHOLE
 
     def ids_of(self, batch: _Batch) -> NDArray[np.uint32]:
-        """Return the ids of a batch, shape ``[num_ids]``; the library encodes its texts on all cores."""
+        """Return the ids of a batch, shape ``[num_ids]``; the ``tokenizers`` library encodes texts on all cores."""
         encoded = iter(self._tokenizer.encode_batch([item for item in batch.items if isinstance(item, str)]))
         parts = [np.array(next(encoded), np.uint32) if isinstance(item, str) else item for item in batch.items]
         return np.concatenate(parts) if parts else np.empty(0, np.uint32)
@@ -257,7 +259,7 @@ def _leave_out(_: RecordError) -> None:
 def items_of(
     document: Document, tokenizer: CorpusTokenizer, piece_characters: int
 ) -> Iterator[str | NDArray[np.uint32]]:
-    """Stream a document's items: token ids, and texts to encode. An empty document has none.
+    """Stream a document's items: token ids, and texts to encode. An empty document has no items.
 
     Args:
         document: the document.

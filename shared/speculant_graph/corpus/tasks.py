@@ -17,7 +17,7 @@ from speculant_graph.corpus.stream import EncodedPart, encode_sources
 from speculant_graph.corpus.tokenize import CUT, CorpusTokenizer
 
 TASK_BYTES = 16_000_000
-"""Approximate bytes of a task. Tokenising them takes some seconds, so a dead worker loses little work."""
+"""Approximate size of a task, in bytes. Tokenising a task takes some seconds, so a dead worker loses little work."""
 _WINDOW_BYTES = 1 << 18
 _CONTEXT = 8
 """Number of characters at the start of a window where no cut is made; the first bytes may be a partial character."""
@@ -25,19 +25,19 @@ _CONTEXT = 8
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Files that are encoded together, or a part of one file."""
+    """A unit of encoding work: some files, or a part of one file."""
 
     sources: tuple[Source, ...]
     """The files; a single source if the task is a part of a file."""
     completes: Source | None = None
-    """The whole file if it was split into several tasks and this is the last of them; otherwise None."""
+    """The whole file if this task is the last of several that split the file; otherwise None."""
 
 
 def divide_corpus(sources: Sequence[Source], is_cuttable: bool, task_bytes: int = TASK_BYTES) -> Iterator[Task]:
     """Yield the tasks of checked files, in order.
 
-    Plain text and JSON Lines are divided if they are UTF-8 and not gzipped. Every other large file is one task. Only
-    some bytes around each border are read.
+    Plain text and JSON Lines are divided if they are UTF-8 and not gzipped. A large file of any other kind is one task.
+    Only some bytes around each border between tasks are read.
 
     Args:
         sources: the files.

@@ -1,7 +1,7 @@
 """Converts text to token ids and back, with only the ``tokenizers`` library (never transformers).
 
-This module also decides where a text may be cut without changing its ids. It defines the two things that graph files,
-drafters and verifiers must agree on: a tokenizer's identity, and the encoding of prompts.
+This module also decides where a text may be cut without changing its ids. The module defines the two things on which
+graph files, drafters and verifiers must agree: a tokenizer's identity, and the encoding of prompts.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _CUT_PROBES = (
 
 
 def fingerprint_of(name: str, tokenizer: Tokenizer) -> Fingerprint:
-    """Return the identity of a tokenizer.
+    """Return the identity of a tokenizer: its name, digest and vocabulary size.
 
-    The digest is SHA-256 over canonical JSON. The JSON has the vocabulary with added tokens in order of id, the merges
-    and the names of special tokens. A transformers tokenizer's ``backend_tokenizer`` has the digest of the file from
-    which it was loaded.
+    The digest is SHA-256 over canonical JSON. The JSON contains the vocabulary in order of id, including added tokens;
+    the merges; and the names of special tokens. A transformers tokenizer's ``backend_tokenizer`` has the same digest as
+    a tokenizer loaded from the same file.
 
     Args:
         name: the name that it was loaded by, for messages.
@@ -92,7 +92,7 @@ def fingerprint_from(
 
 
 def require_same(expected: Fingerprint, found: Fingerprint, graph: str = "the graph") -> None:
-    """Refuse a tokenizer that differs from a graph's.
+    """Raise an error if a tokenizer differs from the graph's tokenizer.
 
     Args:
         expected: the graph's fingerprint.
@@ -155,7 +155,7 @@ def encode_texts(
 
 
 class CorpusTokenizer:
-    """A tokenizer for corpora. It adds no special tokens, and parses special tokens in a text only on request."""
+    """A corpus tokenizer that adds no special tokens, and parses special tokens in a text only on request."""
 
     def __init__(
         self,
@@ -232,7 +232,7 @@ class CorpusTokenizer:
         return cls(name, tokenizer, bos_id, eos_id, revision, special_tokens)
 
     def require(self, expected: Fingerprint) -> None:
-        """Refuse a graph that was built with another tokenizer.
+        """Raise an error if a graph was built with another tokenizer.
 
         Raises:
             TokenizerMismatchError: the fingerprints differ.
@@ -265,10 +265,10 @@ class CorpusTokenizer:
 
     @property
     def is_cuttable(self) -> bool:
-        """Whether texts may be encoded in the pieces of :func:`cut_text`.
+        """Whether texts may be encoded piece by piece, as :func:`cut_text` cuts them.
 
         False for tokenizers that treat spaces as part of running text (SentencePiece), and for tokenizers with added
-        tokens that a cut could change. Such tokenizers encode whole documents.
+        tokens that a cut could change. Tokenizers whose texts can't be cut encode whole documents.
         """
         for token in self._tokenizer.get_added_tokens_decoder().values():
             is_text = token.special and self._tokenizer.encode_special_tokens
@@ -283,15 +283,16 @@ class CorpusTokenizer:
 
 
 def may_be_cut(token: str) -> bool:
-    """Return whether :func:`cut_text` may cut inside of these characters, in any context."""
+    """Return whether :func:`cut_text` may cut inside of a token, whatever text surrounds it."""
     return any(1 < cut.start() <= len(token) for cut in _RARE_CUT.finditer(f"x{token}x"))
 
 
 def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
     """Cut a text into non-empty pieces whose token ids, concatenated, are those of the whole text.
 
-    Pieces end where GPT-style tokenizers always separate words; :attr:`CorpusTokenizer.is_cuttable` is true for these.
-    A piece has at least ``chunk_size`` characters, or more up to the next such position; the last may be shorter.
+    Pieces end where GPT-style tokenizers always separate words; for these, :attr:`CorpusTokenizer.is_cuttable` is true.
+    A piece has at least ``chunk_size`` characters and extends to the next position for a cut; only the last may be
+    shorter.
 
     Args:
         texts: the text in blocks of any size.
@@ -352,7 +353,7 @@ def local_tokenizer(expected: Fingerprint, beside: Path | None = None) -> Corpus
 def lazy_decode(expected: Fingerprint) -> Callable[[Sequence[int]], str]:
     """Return a function that decodes with a graph's tokenizer; :func:`local_tokenizer` loads it at the first call.
 
-    If that fails, the function logs one warning and returns empty texts.
+    If loading fails, the returned function logs one warning and returns empty texts.
     """
 
     @cache

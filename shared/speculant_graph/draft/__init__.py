@@ -1,1 +1,1 @@
-"""Drafting from a graph."""
+"""Drafts tokens from n-gram graphs and from accepted text."""

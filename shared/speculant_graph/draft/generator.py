@@ -1,4 +1,4 @@
-"""Drafts from a graph, one sequence at a time: ``draft`` takes token ids, ``generate`` also takes text."""
+"""Drafts from a graph, one sequence at a time: ``draft`` accepts token ids; ``generate`` also accepts text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speculant_graph.types import Draft, TokenId
 
 
 class DraftGenerator:
-    """Drafts from one graph. Threads may share a generator."""
+    """Drafts tokens from one graph; threads may share a generator."""
 
     def __init__(
         self, graph: NgramGraph, config: DraftConfig | None = None, tokenizer: CorpusTokenizer | None = None
@@ -29,8 +29,8 @@ class DraftGenerator:
         Args:
             graph: the graph to draft from.
             config: drafting settings, and the defaults of :meth:`generate`.
-            tokenizer: encodes text prompts as the verifier does. None loads the graph's own tokenizer by name when it
-                is needed.
+            tokenizer: encodes text prompts as the verifier does. If None, the graph's own tokenizer is loaded by name
+                when a text prompt needs it.
 
         Raises:
             TokenizerMismatchError: the tokenizer is not the graph's.
@@ -97,15 +97,15 @@ class DraftGenerator:
     ) -> Draft:
         """Draft up to k tokens that may follow ``context``, depending only on the arguments and the configuration.
 
-        ``greedy`` and ``sampling`` start from the longest context in the graph. A window of this order slides over the
-        drafted tokens. If the graph does not know the window, they search again for the longest known context. The
-        other strategies also draft from ``context`` itself.
+        ``greedy`` and ``sampling`` start from the longest suffix of ``context`` in the graph. In both strategies, a
+        window as long as this suffix slides over the drafted tokens. If the graph does not contain the window, the
+        longest suffix is searched again. The other strategies also draft from matches within ``context`` itself.
 
         Args:
             context: at least the last ``graph.max_order`` tokens of the sequence, or all tokens if there are fewer.
             k: maximum number of tokens to draft, 0 to 2,048.
-            strategy: ``greedy`` takes the most probable successor, the lowest id among equals; ``sampling`` draws from
-                the distribution of successors and returns it.
+            strategy: ``greedy`` takes the most probable successor, or the lowest id among equals; ``sampling`` draws
+                from the distribution of successors, and returns this distribution.
             seed: seed of the draws.
             position: index of the first drafted token in the sequence, ``len(context)`` by default.
             options: other options that differ from the configuration.

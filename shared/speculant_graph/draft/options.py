@@ -1,4 +1,4 @@
-"""Drafting options of a request, and the conversion of strategies and settings for the core."""
+"""Applies a request's drafting options to the settings, and converts settings for the native core."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def require_k(k: int) -> int:
 
 
 def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DEFAULT_OPTIONS) -> DraftSettings:
-    """Return the settings in the core's form, with a request's options applied.
+    """Return the settings in the native core's form, with a request's options applied.
 
     Raises:
         DraftRequestError: an option is out of its bounds.
@@ -135,7 +135,7 @@ def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DE
 
 
 def require_source(config: DraftConfig, has_graph: bool) -> None:
-    """Refuse a strategy that has no source to draft from.
+    """Raise an error if a strategy has no source to draft from.
 
     Raises:
         ConfigError: the strategy needs a graph and there is none, or it runs only in a verifier.

@@ -1,6 +1,6 @@
-"""Calibration before the first request, learned from a held-out slice of the corpus.
+"""Calibrates drafting before the first request, on a held-out slice of the corpus.
 
-Most of the corpus is counted into a temporary graph. Pieces of the rest are replayed as requests, from which the
+Most of the corpus is counted into a temporary graph. Held-out pieces are replayed as requests, from which the
 calibration tables learn how reliable each kind of context is. The final graph counts the whole corpus, including the
 held-out pieces.
 """
@@ -29,9 +29,9 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, SequenceStep, TokenId
 
 KEPT_VISITS = 5.0
-"""Maximum visit count of each row in the pretrained tables. Low counts let real requests, which differ from the corpus,
-soon outweigh it. (Without this limit, drafts for the first code-editing requests, which repeat their prompts, were 2 %
-worse than without pretraining.)"""
+"""Maximum visit count of each row in the pretrained tables. Low counts let real requests soon outweigh the corpus, from
+which they differ. (With unlimited counts, drafts for the first code-editing requests, which repeat their prompts, were
+2 % worse than without pretraining.)"""
 
 _CONFIG = DraftConfig(strategy="tree", sources=frozenset(("corpus", "session", "neural")))
 _PROMPT_SHARE = 4
@@ -39,20 +39,20 @@ _NODES = 8
 
 
 def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, model: UInt32Array | None = None) -> bytes:
-    """Learn from a corpus how reliable its contexts are. This takes about a second for a corpus of any size.
+    """Learn from a corpus how reliable its contexts are, in about a second for a corpus of any size.
 
     The result depends only on the stream, not on ``memory`` and ``jobs``.
 
     Args:
         stream: file of little-endian 32-bit token ids, with document separators if there are boundaries. Temporary
-            files are written to the folder of this file.
+            files are written to the folder of the stream's file.
         metadata: metadata of the stream's graph; only tokenizer, largest order and number of tokens are used.
         memory: memory limit in bytes.
         jobs: threads.
         model: the graph's neural model as 32-bit words; it was not trained on the held-out pieces.
 
     Returns:
-        Tables for ``load_calibration``, about 50 kilobytes; empty if the corpus is too small.
+        Calibration tables for ``load_calibration``, about 50 kilobytes; empty if the corpus is too small.
 
     Raises:
         GraphError: an id is outside the vocabulary.

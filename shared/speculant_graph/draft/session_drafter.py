@@ -53,7 +53,7 @@ def _no_messages(_options: bytes) -> DraftOptions:
 
 
 class SessionDrafter:
-    """Drafts for many sequences. Safe to use from several threads; locks are held only briefly."""
+    """Drafts for many sequences. Several threads may use one drafter; locks are held only briefly."""
 
     def __init__(
         self,
@@ -67,15 +67,15 @@ class SessionDrafter:
         num_threads: int = 0,
         read_options: Callable[[bytes], DraftOptions] = _no_messages,
     ) -> None:
-        """Make a drafter without sequences.
+        """Make a drafter that has no sequences yet.
 
         Args:
             graph: one graph, or up to four graphs as layers. Layers share a tokenizer, and each layer is a separate
-                source. With None, drafts come from the sequences alone. ``greedy`` and ``sampling`` use the layer that
-                matches the longest end of a sequence.
+                source. If the graph is None, drafts come from the sequences alone. ``greedy`` and ``sampling`` use the
+                layer with the longest match for the end of a sequence.
             config: drafting settings.
-            calibration: tables of how reliable each kind of context is; accepted tokens update them. Defaults to the
-                store's saved calibration, else to the graph's.
+            calibration: tables of how reliable each kind of context is; accepted tokens update them. By default, the
+                store's saved calibration is used, or else the graph's calibration.
             learned: store of the accepted text of earlier sequences; by default a store in memory.
             vocabulary_size: size of the vocabulary, if known; used only without a graph.
             max_session_tokens: tokens of one sequence that drafts may use, at least 256; older tokens are dropped.
@@ -122,7 +122,7 @@ class SessionDrafter:
         )
         """The core's drafter."""
         self.steps = _core.LocalSteps(self.core)
-        """The core's open sequences."""
+        """Interface to the open sequences in the native core."""
         self._memories: dict[int, Memory] = {}  # by session; keeps the open sequences' memories loaded
 
     def __len__(self) -> int:
@@ -151,7 +151,8 @@ class SessionDrafter:
     def accept(self, session_id: int, token_ids: Sequence[TokenId] | Int64Array, *, is_prompt: bool = False) -> None:
         """Add tokens to a sequence: first the prompt, then, step by step, the accepted tokens.
 
-        Tokens after the prompt calibrate the sources. Ids outside the vocabulary match nothing and are never drafted.
+        Tokens after the prompt also calibrate the draft sources. Ids outside the vocabulary match nothing and are never
+        drafted.
 
         Args:
             session_id: the sequence.
@@ -189,11 +190,11 @@ class SessionDrafter:
         max_support: int = MAX_SUPPORT,
         draft_id: int = 0,
     ) -> list[Draft]:
-        """Draft for a batch; the drafts are in the order of the steps.
+        """Draft for a batch of sequences, and return the drafts in the order of the steps.
 
         Args:
-            steps: one step per sequence. A step's ``token_ids`` are the whole sequence; new tokens are accepted before
-                drafting, and learned after it. Empty ``token_ids`` add no tokens.
+            steps: one step per sequence. A step's ``token_ids`` are the whole sequence; its new tokens are accepted
+                before drafting, and learned afterwards. Empty ``token_ids`` add no tokens.
             options: defaults of the options that a step does not set.
             max_support: maximum total number of entries in the distributions of steps with equal options; a draft ends
                 before a distribution that may not fit.
@@ -318,7 +319,7 @@ def _calibration_of(graphs: Sequence[NgramGraph]) -> _core.Calibration:
 
 
 def _as_array(token_ids: Sequence[Any] | Int64Array, num_dimensions: int = 1) -> Int64Array:
-    """Return token ids as an array for the core."""
+    """Return token ids as an array for the native core."""
     try:
         tokens = np.array(token_ids, order="C")
     except ValueError:  # lists of several lengths
@@ -329,7 +330,7 @@ def _as_array(token_ids: Sequence[Any] | Int64Array, num_dimensions: int = 1) ->
 
 
 def _columns(feedback: Feedback | None) -> tuple[int, list[int], Int64Array] | None:
-    """Return feedback as arrays for the core; malformed feedback is ignored."""
+    """Return feedback as arrays for the native core; malformed feedback is ignored."""
     if feedback is None or feedback.rows.ndim != 2 or len(feedback.rows) != len(feedback.nodes):
         return None
     return feedback.draft_id, list(feedback.nodes), np.ascontiguousarray(feedback.rows, np.int64)

@@ -1,4 +1,6 @@
-"""Drafter sessions for the sequences of an engine. Drafts are cut to the nodes that are worth their cost.
+"""Keeps a drafter session for each sequence that an engine decodes.
+
+Each draft is cut to the nodes that are worth their verification cost.
 
 ``native/rows.hpp`` describes how rows are matched to sequences.
 """
@@ -31,20 +33,21 @@ from speculant_graph.types import (
 
 _NUM_TIMES_KEPT = 10_000
 _MOST_WARNINGS = 20
-"""Maximum number of different warnings about requests."""
+"""Maximum number of different warnings about requests that are logged."""
 _PREFIX = "speculant_"
 TENANT, GRAPHS = f"{_PREFIX}tenant", f"{_PREFIX}graphs"
-"""Keys in a request's extra arguments, for its tenant and for its graphs (in the format of ``client.graph``)."""
+"""Keys in a request's extra arguments for its tenant and its graphs (graphs as in ``client.graph``)."""
 _LONGEST_REST = 32
-"""Maximum number of consecutive steps that only follow their rows; the next step looks at budget and unread text."""
+"""Maximum number of consecutive steps that only match rows to sequences. The next step also looks at the budget and at
+unread text."""
 _SHORTEST_S = 1e-6
-"""Least duration of a pass, in seconds; no real pass is shorter."""
+"""Lower bound on the duration of a forward pass, in seconds; no real pass is shorter."""
 _WITHOUT_NEURAL = DraftOptions(omit_neural=True)
 
 
 @dataclass(slots=True)
 class EngineCounts:
-    """Counts of an engine's drafts since the engine started."""
+    """Counts of an engine's drafting steps, sequences and tokens since the engine started."""
 
     sequences: int = 0
     """Number of sequences begun; a sequence that was preempted and resumed counts again."""
@@ -53,15 +56,15 @@ class EngineCounts:
     drafted_steps: int = 0
     """Number of batches for which drafts were requested."""
     neural_steps: int = 0
-    """Number of drafted batches that could use the graph's neural model and the mixer, which drafts use only while
-    their gain exceeds their cost."""
+    """Number of drafted batches that could use the graph's neural model and the mixer. Drafts use both only while the
+    gain exceeds the cost."""
     offered_tokens: int = 0
     """Number of drafted tokens passed to the engine."""
     failed_steps: int = 0
     """Number of errors: batches that got no drafts, and sequences that could not be closed. Failures of a sidecar are
-    counted by the client instead."""
+    counted by the sidecar's client instead."""
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_TIMES_KEPT), repr=False)
-    """Drafting time of the latest batches, in seconds."""
+    """Drafting time of each of the latest batches, in seconds."""
 
 
 @dataclass(slots=True)
@@ -71,13 +74,13 @@ class _Pass:
     num_rows: int
     num_nodes: int = 0
     num_drafted: int | None = None
-    """Number of drafted nodes; None if no draft was requested."""
+    """Number of nodes drafted for this pass; None if no draft was requested."""
     draft_s: float = 0.0
     began_s: float = 0.0
     is_neural: bool = False
 
     def note(self, budget: StepBudget, num_new: int, ended_s: float) -> None:
-        """Report the finished pass to the budget."""
+        """Report the time and tokens of the finished pass to the budget."""
         pass_s, num_tokens = max(_SHORTEST_S, ended_s - self.began_s), self.num_rows + self.num_nodes
         if self.num_drafted is None:
             budget.observe_plain(self.num_rows, pass_s)
@@ -86,10 +89,12 @@ class _Pass:
 
 
 class EngineSessions:
-    """Drafts for the rows of an engine's batch, step by step. Never raises on the decoding path.
+    """Drafts for the rows of an engine's batch, at every step.
 
-    An object serves one engine, which calls it between two passes. Threads may share it, but each call ends the
-    sequences that only other calls name.
+    No method that the engine calls while it decodes raises an error.
+
+    One object serves one engine, which calls it between two forward passes. Several threads may use one object, but
+    each call ends all sequences that it does not name.
     """
 
     def __init__(
@@ -106,13 +111,13 @@ class EngineSessions:
         Args:
             drafter: source of drafts.
             most_drafted: maximum number of drafted tokens that the engine verifies per sequence.
-            vocabulary_size: vocabulary size of the model; drafts with ids outside of it are dropped.
+            vocabulary_size: vocabulary size of the model; a step with a drafted id outside of it gets no drafts.
             cost: cost of the engine's passes, by which drafts are cut; None keeps whole drafts.
             has_neural: whether drafts may use a neural model and the mixer; they do so only while the gain exceeds the
                 cost.
         """
         self.counts = EngineCounts()
-        """Counts of the drafts so far."""
+        """Counts of this engine's drafts so far."""
         self._drafter, self._most, self._vocabulary_size = drafter, most_drafted, vocabulary_size
         self._budget = None if cost is None else StepBudget(cost, is_cost_known=False)
         self._choice = NeuralChoice() if has_neural else None
@@ -129,17 +134,17 @@ class EngineSessions:
 
     @property
     def drafter_state(self) -> DrafterState:
-        """Whether the latest batch that was drafted for got drafts."""
+        """Whether the drafter answered in the latest batch that requested drafts."""
         return "unavailable" if self._failure else self._drafter.state
 
     @property
     def drafter_failure(self) -> str:
-        """The latest error; empty while drafts arrive."""
+        """The latest drafting error; empty while drafts arrive."""
         return self._failure or ("" if self.drafter_state == "ok" else self._drafter.statistics.last_failure)
 
     @property
     def drafter_statistics(self) -> DrafterStatistics:
-        """Statistics of the drafter."""
+        """Statistics of the wrapped drafter."""
         return self._drafter.statistics
 
     def draft(
@@ -152,11 +157,11 @@ class EngineSessions:
         graphs: Sequence[object] | None = None,
         read_prompts: bool = False,
     ) -> RowDrafts:
-        """Draft for a batch.
+        """Draft for all rows of a batch.
 
         Args:
-            texts: token ids so far of every sequence that the next pass decodes. Sequences that are missing from
-                ``texts`` have ended. 32-bit arrays are read without a copy.
+            texts: token ids so far of every sequence that the next pass decodes. A sequence that is missing from
+                ``texts`` has ended. Arrays of 32-bit token ids are read without a copy.
             capacities: maximum number of drafted tokens per row.
             request_ids: request id per row, if the engine provides ids; sequences are then recognised by their ids, not
                 by their texts.
@@ -166,7 +171,7 @@ class EngineSessions:
             read_prompts: whether the previous pass also read prompts; the time of such a pass is not measured.
 
         Returns:
-            A draft per row, in order.
+            One draft per row, in the order of the rows.
         """
         with self._lock:
             started_s = time.perf_counter()
@@ -277,7 +282,7 @@ class EngineSessions:
         return drafts
 
     def _end_rest(self) -> None:
-        """Report the passes of a rest to the budget, all at once, because every line of Python costs time in a step."""
+        """Report all passes of a rest to the budget at once, because every line of Python costs time in a step."""
         if self._rest_s and self._budget is not None and self._pass is not None:
             for pass_s in self._rest_s:
                 self._budget.observe_plain(self._pass.num_rows, pass_s)
@@ -298,7 +303,10 @@ class EngineSessions:
             self._warn_once(f"a request's graph can't be used: {problem}")
 
     def _options(self, tenant: object) -> SessionOptions | None:
-        """Return session options for a tenant. If the tenant's name is unusable, the session's text is not learned."""
+        """Return a session's options for a request of this tenant.
+
+        If the tenant's name is unusable, the session's text is not learned.
+        """
         if tenant is None:
             return None
         name = str(tenant) if isinstance(tenant, str | int) and not isinstance(tenant, bool) else ""
@@ -311,12 +319,15 @@ class EngineSessions:
         return SessionOptions(learn=False)
 
     def _end(self, batch: Batch) -> None:
-        """End the sequences that no row continues. Those with unread text are finished after it has been read."""
+        """End the sequences that no row continues.
+
+        A sequence with unread text is finished after the drafter has read that text.
+        """
         kept = self._unread.keep(batch.unread)
         self._finish([session_id for session_id in batch.ended if session_id not in kept])
 
     def _end_all(self) -> None:
-        """End all sequences. A sequence that continues begins anew with the next step."""
+        """End all sequences. A sequence that the engine still decodes begins a new session at the next step."""
         try:
             self._end(self._tracker.match([], None))
             self._finish_kept()
@@ -324,7 +335,7 @@ class EngineSessions:
             self._warn(error)
 
     def _finish_kept(self) -> None:
-        """Let the drafter read the kept ends of sequences, and finish these."""
+        """Let the drafter read the last tokens of ended sequences, and finish their sessions."""
         rows = self._unread.take_ended()
         if rows:
             try:

@@ -1,4 +1,4 @@
-"""Sources of an engine's drafts: a graph in its process, a sidecar, or the engine's own output."""
+"""Opens the source of an engine's drafts: a graph in its process, a sidecar, or the engine's own output."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ if TYPE_CHECKING:
     from speculant_graph.client.local import LocalDrafter
 
 _PROBE = 0
-"""Id of the session that tests a sidecar; the sequences of an engine never have it."""
+"""Id of the session that tests the connection to a sidecar; no sequence of an engine has this id."""
 
 
 class EngineSettings(CommandSettings):
-    """Source of an engine's drafts. Without a graph and a sidecar, drafts come from the engine's own output."""
+    """Settings of an engine's drafter. Without a graph and a sidecar, drafts come from the engine's own output."""
 
     graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
-    """Graph file to draft from in the engine's process, or up to four files as layers."""
+    """Graph file that a drafter in the engine's process drafts from, or up to four files as layers."""
     learned: Path | None = None
     """Folder in which a drafter in this process keeps accepted text across restarts; only one process may use it.
-    Without a folder, accepted text stays in memory. A sidecar has its own folder."""
+    Without this folder, accepted text stays in memory. A sidecar keeps accepted text in a folder of its own."""
     draft: NgramDraftConfig = NgramDraftConfig()
-    """Drafting options; the engine's own setting limits the number of tokens."""
+    """Drafting options; the engine's own setting limits the number of drafted tokens."""
     fold: FoldConfig = FoldConfig()
-    """Whether and when older text in the folder 'learned' becomes graphs."""
+    """Whether and when older text in the folder 'learned' is folded into graph files."""
     client: ClientConfig = ClientConfig()
     """Connection to the drafter sidecar, if there is one."""
 
 
 def load_engine_settings(given: Mapping[str, Any], what: str) -> EngineSettings:
-    """Return the engine's settings.
+    """Return an engine's settings from all sources.
 
-    Missing settings come from the environment, then from the TOML file, as they do for commands.
+    A missing setting comes from the environment or else from the TOML file, as for commands.
 
     Args:
         given: settings by name, with sections as dictionaries: ``{"client": {"address": "unix:///..."}}``.
@@ -79,7 +79,7 @@ def open_sessions(
     makes_trees: bool = False,
     has_fixed_width: bool = False,
 ) -> EngineSessions:
-    """Open the drafter, and return the engine's sessions.
+    """Open the drafter, and return the object that drafts for the engine's sequences.
 
     Args:
         settings: the engine's settings, with the source of drafts.

@@ -1,4 +1,4 @@
-"""Adapter that turns a drafter of sequences into a drafter of an engine's batch rows."""
+"""Adapts a drafter of sequences so that it drafts for the rows of an engine's batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DrafterRows:
         return self._drafter.statistics
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> str | None:
-        """Open a session with options. Without options, do nothing: the session's first step opens it."""
+        """Open a session with options. Without options, do nothing; the first drafting step then opens the session."""
         return None if options is None else self._drafter.open(session_id, options)
 
     def draft_rows(
@@ -52,7 +52,7 @@ class DrafterRows:
         prices: StepPrices | None = None,
         options: DraftOptions = DEFAULT_OPTIONS,
     ) -> RowDrafts:
-        """Draft for a batch, and keep the nodes that are worth their cost."""
+        """Draft for all rows of a batch, and keep the nodes that are worth their verification cost."""
         least = 0.0 if prices is None else prices.least_probability
         steps = [
             SequenceStep(session_id, text, max(0, budget), options=options, least_probability=least)
@@ -81,7 +81,7 @@ class DrafterRows:
 
 
 def as_rows(drafts: Sequence[Draft], num_drafted: int | None = None) -> RowDrafts:
-    """Return drafts in the row format of engines.
+    """Return drafts as arrays over the rows of a batch, the format that engine adapters use.
 
     Args:
         drafts: one draft per row.

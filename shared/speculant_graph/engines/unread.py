@@ -1,7 +1,7 @@
-"""Reads text for learning that no draft has read, because an engine's steps had no drafts.
+"""Lets the drafter learn text that it has not read, because an engine's steps requested no drafts.
 
-While drafts do not pay, an engine's steps do not call the drafter. The text of these steps must be learned all the
-same: another request may repeat it, and drafts would then pay again.
+While drafts do not pay off, an engine's steps do not call the drafter. Text that is decoded meanwhile must still be
+learned: another request may repeat it, and drafts would then pay off again.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from speculant_graph.types import DraftOptions, RowDrafter
 _Ids = NDArray[np.int32]
 
 READ_EVERY = 128
-"""Number of steps without drafts after which the drafter reads all texts, at the next step that is not merely followed.
-The kept tails of ended sequences, which have 256 tokens, must contain the text of all these steps."""
+"""Number of steps without drafts after which the drafter reads all texts. The next step that does more than match rows
+lets it read. The kept tail of an ended sequence has 256 tokens, which must contain its text from all these steps."""
 _RETRY_AFTER = 32
-"""Number of steps after which a failed reading is repeated."""
+"""Number of steps without drafts after which a failed reading is tried again."""
 _READING = DraftOptions(omit_neural=True)
 _BUDGET = 1
-"""Budget of every reading. The text up to a session's first draft is its prompt, which is not learned."""
+"""Node budget of each request that only lets the drafter read text. The drafter takes the text at a session's first
+draft for its prompt, which is not learned."""
 _OVERLAP = 16
-"""Number of known tokens by which a drafter recognises that a text continues a session's."""
+"""Number of known tokens by which a drafter recognises that a text continues its session."""
 
 
 class UnreadText:
-    """The unread text of an engine's sequences: it is read from time to time, and before drafts are made again."""
+    """Text that the drafter has not read. It reads this text from time to time, and before drafting resumes."""
 
     def __init__(self, drafter: RowDrafter, tracker: RowTracker) -> None:
         """Begin without text.
@@ -43,21 +44,24 @@ class UnreadText:
         self._num_steps = 0
 
     def keep(self, rows: Sequence[UnreadRow]) -> set[int]:
-        """Keep the ends of ended sequences; return their ids. They must be finished after they have been read."""
+        """Keep the last tokens of ended sequences, and return the sequences' ids.
+
+        The caller must finish these sequences after their text has been read.
+        """
         self._ended += rows
         return {row.id for row in rows}
 
     def add_steps(self, count: int) -> None:
-        """Count steps without drafts."""
+        """Add to the number of steps without drafts."""
         self._num_steps += count
 
     @property
     def is_due(self) -> bool:
-        """Whether the drafter should read all texts."""
+        """Whether so many steps had no drafts that the drafter should read all texts."""
         return self._num_steps >= READ_EVERY
 
     def read_prompts(self, batch: Batch) -> bool:
-        """Read the texts with which unread sequences of a running batch began; return whether the drafter has them."""
+        """Let the drafter read each unread row's initial text; return whether it has read all of them."""
         lengths = zip(batch.session_ids, batch.texts, self._tracker.prompt_lengths(), strict=True)
         prompts = {session_id: text[:length] for session_id, text, length in lengths if length}
         if prompts:
@@ -68,25 +72,25 @@ class UnreadText:
         return True
 
     def read(self, batch: Batch) -> None:
-        """Read the texts of a running batch; try again soon if the drafter fails."""
+        """Let the drafter read the texts of a running batch; try again soon if the drafter fails."""
         self._num_steps = READ_EVERY - _RETRY_AFTER
         if self.read_prompts(batch):
             self._read(batch)
             self.mark_read()
 
     def mark_read(self) -> None:
-        """Record that the drafter has read the texts of the latest batch, unless it did not answer."""
+        """Record that the drafter has read the latest batch's texts, unless it did not answer."""
         if self._drafter.state == "ok":
             self._tracker.mark_read()
             self._num_steps = 0
 
     def take_ended(self) -> list[UnreadRow]:
-        """Return the kept ends of ended sequences, and keep them no longer."""
+        """Return the kept tails of ended sequences, and remove them from this object."""
         ended, self._ended = self._ended, []
         return ended
 
     def read_ended(self, ended: Sequence[UnreadRow]) -> None:
-        """Read the ends of ended sequences."""
+        """Let the drafter read the tails of ended sequences."""
         prompts = {row.id: _prompt_of(row) for row in ended if row.read == 0}
         texts = {row.id: text for row in ended if (text := _text_of(row)).size}
         for each in (prompts, texts):
@@ -98,16 +102,17 @@ class UnreadText:
 
 
 def _prompt_of(row: UnreadRow) -> _Ids:
-    """Return the part of an unread sequence's tail with which it began, but at least one token."""
+    """Return the tokens of the tail that belong to a never-read sequence's initial text, but at least one."""
     tail = np.array(row.tail, np.int32)
     return tail[: max(1, row.begun - (row.size - tail.size))]
 
 
 def _text_of(row: UnreadRow) -> _Ids:
-    """Return a text that continues what the drafter has read; empty if that is not possible.
+    """Return a text that continues the text that the drafter has read; empty if that is not possible.
 
-    A sequence of which nothing was read begins with its tail. Other texts need the right length, but the drafter looks
-    only at the last tokens that it has read and at later ones.
+    If nothing of a sequence was read, the text is the sequence's tail. For other sequences, zeros stand for the tokens
+    before the tail. The drafter needs the right length, but looks only at the last tokens that it has read and at later
+    ones.
     """
     tail = np.array(row.tail, np.int32)
     before = row.size - tail.size

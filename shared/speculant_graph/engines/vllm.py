@@ -30,7 +30,7 @@ from speculant_graph.similar import question
 from speculant_graph.types import Fingerprint, TokenId
 
 _SECTION = "speculant"
-"""Key of our settings in ``--additional-config``."""
+"""Key of this project's settings in ``--additional-config``."""
 _MOST_TOKENS = 128
 """Longest draft that vLLM's rejection sampler accepts; a longer draft stops the engine."""
 
@@ -52,7 +52,7 @@ class SpeculantProposer:
         self._most = int(vllm_config.speculative_config.num_speculative_tokens)
         self._max_length = int(vllm_config.model_config.max_model_len)
         self.sessions = open_for_worker(vllm_config)
-        """Sessions of the batch's sequences; None in workers whose drafts vLLM does not use."""
+        """Object that drafts for the batch's sequences; None in workers whose drafts vLLM does not use."""
 
     def load_model(self, *_: object, **__: object) -> None:
         """Load nothing; vLLM calls this method for every proposer."""
@@ -65,7 +65,7 @@ class SpeculantProposer:
         slot_mappings: object = None,
         **_: object,
     ) -> list[list[TokenId]]:
-        """Draft for the batch.
+        """Draft for every row of the batch.
 
         Args:
             sampled_token_ids: per row, the tokens that the pass added; empty for rows that still read their prompts.
@@ -74,7 +74,7 @@ class SpeculantProposer:
             slot_mappings: not used.
 
         Returns:
-            Per row, up to ``num_speculative_tokens`` tokens.
+            For each row, up to ``num_speculative_tokens`` drafted tokens.
         """
         if self.sessions is None:
             return [[] for _ in sampled_token_ids]
@@ -99,7 +99,7 @@ class SpeculantProposer:
 
 
 def check_config(vllm_config: Any) -> None:
-    """Refuse wrong settings and graphs before vLLM starts its workers.
+    """Raise an error for wrong settings or graphs before vLLM starts its workers.
 
     Args:
         vllm_config: vLLM's ``VllmConfig``.
@@ -135,23 +135,23 @@ def _settings_of(vllm_config: Any) -> EngineSettings:
 
 @lru_cache(maxsize=1)
 def _fingerprint_of(tokenizer: str) -> Fingerprint:
-    """Return a tokenizer's fingerprint; cached.
+    """Return the fingerprint of a tokenizer, from a cache after the first call.
 
-    The fingerprint of gpt-oss takes a second, and vLLM may check its configuration repeatedly.
+    Computing the fingerprint of gpt-oss's tokenizer takes a second, and vLLM may check its configuration repeatedly.
     """
     return CorpusTokenizer.load(tokenizer, special_tokens="parse").fingerprint
 
 
 def open_for_worker(vllm_config: Any, *, has_fixed_width: bool = False) -> EngineSessions | None:
-    """Open the drafter that is configured under ``speculant`` in ``--additional-config``.
+    """Open the drafter for a vLLM worker, with the settings under ``speculant`` in ``--additional-config``.
 
     Args:
         vllm_config: vLLM's ``VllmConfig``.
         has_fixed_width: whether a pass verifies the same number of tokens for drafts of any length.
 
     Returns:
-        The sessions; None in workers whose drafts vLLM does not use. In a tensor-parallel group, vLLM uses only the
-        drafts of rank 0.
+        The object that drafts for the worker's batch; None in workers whose drafts vLLM does not use. In a
+        tensor-parallel group, vLLM uses only the drafts of rank 0.
 
     Raises:
         ConfigError: a setting is wrong, or the tokenizer can't be read.

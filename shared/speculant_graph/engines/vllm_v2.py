@@ -1,10 +1,10 @@
-"""Drafts for vLLM's V2 model runner, which has no hook for custom drafters. Tested with vLLM 0.32.
+"""Drafts for vLLM's V2 model runner, which has no hook for custom drafters. This module is tested with vLLM 0.32.
 
 The flags are the same as for V1 (:mod:`speculant_graph.engines.vllm`). vLLM calls :func:`register` in every process,
-through the entry point ``vllm.general_plugins``. If a configuration names our proposer, its method is changed to
-``ngram_gpu``, because V2 keeps asynchronous scheduling for this method. Our speculator then replaces V2's speculator
-for this method. If V2 does not support this, V1 runs as before. All code that depends on vLLM's internals is in this
-file.
+through the entry point ``vllm.general_plugins``. If a vLLM configuration names this project's proposer,
+:func:`register` changes the speculative method to ``ngram_gpu``. V2 keeps asynchronous scheduling for this method. This
+module's speculator then replaces V2's own speculator for ``ngram_gpu``. If the installed V2 does not support this, vLLM
+runs V1 as before. All code that depends on vLLM's internals is in this file.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 from speculant_graph._core import RowDrafts
 
 PROPOSER = "speculant_graph.engines.vllm.SpeculantProposer"
-"""The model name in ``--speculative-config``."""
+"""Model name that selects this project's drafts in ``--speculative-config``."""
 _RUN_WITH, _V1, _V2 = "0.32", "custom_class", "ngram_gpu"  # a release and two methods of vLLM
 _SPECULATORS, _RUNNER = "vllm.v1.worker.gpu.spec_decode", "vllm.v1.worker.gpu.model_runner"
 
 
 def register() -> None:
-    """Patch vLLM's configuration so that it can select our drafts; vLLM calls this in every process."""
+    """Patch vLLM's configuration so that it can select this project's drafts; vLLM calls this in every process."""
     from vllm.config import VllmConfig  # vLLM has imported it already
 
     known_init, uses_v2 = VllmConfig.__post_init__, getattr(VllmConfig, "use_v2_model_runner", None)
@@ -60,7 +60,7 @@ def _names_us(config: Any) -> bool:
 
 
 def _choose_runner(config: Any) -> None:
-    """Set the method that makes vLLM choose V2, if the installed V2 supports our drafts."""
+    """Set the speculative method that makes vLLM choose V2, if the installed V2 supports this project's drafts."""
     config.speculative_config.method = _V2
     if problem := problem_with_v2(config):
         config.speculative_config.method = _V1
@@ -99,7 +99,7 @@ def _replace_speculator() -> None:
 
 
 def _hear_of_requests(speculator: Speculator) -> None:
-    """Patch the runner to report new requests to a speculator; vLLM itself does not pass on their parameters."""
+    """Patch V2's runner to report new requests to a speculator, because vLLM does not pass on their parameters."""
     runner: Any = getattr(sys.modules.get(_RUNNER), "GPUModelRunner", None)
     if (known := getattr(runner, "add_requests", None)) is None:
         return
@@ -120,7 +120,10 @@ class _Text:
 
 
 class Speculator:
-    """The speculator that V2 calls after every pass. A failed pass gets no drafts; only the first error is logged."""
+    """The speculator that V2 calls after every pass.
+
+    If drafting fails, the rows get no drafts; only the first error is logged.
+    """
 
     supports_mm_inputs = _has_warned = False
     draft_logits = None
@@ -137,7 +140,7 @@ class Speculator:
         self.sessions = open_for_worker(vllm_config, has_fixed_width=True)  # if the width varies, vLLM chooses it
         self._drafts = torch.zeros((num_rows, self._most), dtype=torch.int64, device=device)
         self.draft_token_confidence_probs = torch.zeros((num_rows, self._most), device=device)
-        """Acceptance probability of each drafted token, given that all earlier tokens are accepted, ``[rows, k]``."""
+        """Per drafted token, the probability that it is accepted if all earlier tokens are, ``[rows, k]``."""
         self._is_cuda, is_copied, shape = device.type == "cuda", device.type != "cpu", self._drafts.shape
         if self._is_cuda:
             self._stream, self._event = torch.cuda.Stream(device), torch.cuda.Event()
@@ -156,7 +159,7 @@ class Speculator:
     capture = init_cudagraph_manager
 
     def begin(self, requests: Sequence[Any]) -> None:
-        """Record the tenants and graphs of new requests, from their ``vllm_xargs``."""
+        """Record the tenants and graphs that new requests name in their ``vllm_xargs``."""
         for request in requests:
             if self.sessions and (
                 named := self.sessions.names_of(getattr(request.sampling_params, "extra_args", None))
@@ -166,11 +169,11 @@ class Speculator:
     def propose(
         self, input_batch: Any, *args: Any, dummy_run: bool = False, num_speculative_tokens: int | None = None, **_: Any
     ) -> torch.Tensor:
-        """Return drafts, int64 ``[rows, k]`` on the device, after the launched pass has ended.
+        """Return drafts, int64 ``[rows, k]`` on the device, after the launched forward pass has ended.
 
-        Two of vLLM's ``args`` are used; both are tensors on the device. The fifth argument is the number of tokens that
-        the pass added to each row, int32 ``[rows]``. The seventh argument is the last token of each slot, int64
-        ``[slots, 1]``.
+        The method uses two of vLLM's positional ``args``; both are tensors on the device. The fifth of ``args`` is the
+        number of tokens that the pass added to each row, int32 ``[rows]``. The seventh of ``args`` is the last token of
+        each slot, int64 ``[slots, 1]``.
         """
         drafts = self._parts[count := int(input_batch.num_reqs)][0]
         if dummy_run:
@@ -230,9 +233,9 @@ class Speculator:
         return text
 
     def _to_host(self, batch: Any, added: torch.Tensor, last: torch.Tensor, count: int) -> list[list[int]]:
-        """Return the number of added tokens and the last token of every row.
+        """Copy the number of added tokens and the last token of every row to the host.
 
-        This waits until the device has computed them, but not for later work.
+        The copy waits until the device has computed these values, but not for work launched later.
         """
         if not self._is_cuda:
             every = last.tolist()  # one torch call; selecting the rows in torch would take four

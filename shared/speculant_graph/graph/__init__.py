@@ -1,1 +1,1 @@
-"""The n-gram graph: counting, lookup, its file, and its export."""
+"""The n-gram graph: how it is counted, looked up, stored in a file and exported."""

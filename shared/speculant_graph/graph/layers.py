@@ -35,7 +35,7 @@ def load_layers(
 
 
 def require_layers(graphs: Sequence[NgramGraph]) -> None:
-    """Refuse graphs that can't be layers of one drafter.
+    """Raise an error if graphs can't be layers of one drafter.
 
     Raises:
         ConfigError: there are too many graphs, or one occurs twice.
@@ -47,7 +47,7 @@ def require_layers(graphs: Sequence[NgramGraph]) -> None:
 
 
 def require_few(layers: Sequence[object]) -> None:
-    """Refuse too many layers, and a layer that occurs twice.
+    """Raise an error if there are too many layers, or if a layer occurs twice.
 
     Raises:
         ConfigError: there are too many layers, or one is named twice.

@@ -1,8 +1,9 @@
 """A graph's memory layout: a sorted forward trie of all n-grams of 1 to N+1 tokens, in 32-bit words.
 
 Level L holds one record per distinct L-gram, in lexicographic order of token ids. The children of a record are the
-tokens that follow its L-gram in the text. They are contiguous in level L+1 and sorted by token id. So a record of a
-level L <= N also represents a context of order L, and its children are the context's successor distribution.
+tokens that follow its L-gram in the text. The children of a record are contiguous in level L+1 and sorted by token id.
+A record of a level L <= N therefore also represents a context of order L, and its children are the context's successor
+distribution.
 
 .. code-block:: text
 
@@ -16,7 +17,7 @@ One block contains these arrays in this order, each aligned to 64 bytes.
 ``cumulative`` is the running total of counts in the level: a record's count is the next record's total minus its own.
 ``child`` is the index of the first child; the row of children ends at the next record's first child. ``link`` is the
 index of the n-gram without its first token, in level L-1. ``best`` is the offset of the most frequent child in the row
-of children, with all bits set if the offset does not fit. Every level ends with one extra record.
+of children; all bits are set if the offset does not fit. Every level ends with one extra record.
 """
 
 from __future__ import annotations
@@ -40,21 +41,22 @@ MAX_NODES = 2**32 - 2
 """Maximum number of tokens in a corpus, and of n-grams in a level, because counts and indices have 32 bits."""
 
 TOKEN, CUMULATIVE, CHILD, LINK = 0, 1, 2, 3
-"""Columns (words) of a record."""
+"""Column indices of the words in a record."""
 INNER_WORDS, LEAF_WORDS = 4, 3
-"""Number of words in a record of levels 1 to N, and of level N+1."""
+"""Number of words in a record of levels 1 to N, and in a record of level N+1."""
 _ALIGNMENT_WORDS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Trie:
-    """The arrays of a graph in one block of words."""
+    """The arrays of a graph in one block of 32-bit words."""
 
     words: UInt32Array
     """All arrays, at the offsets of :func:`array_offsets`, shape ``[num_words]``; read-only, mapped or in memory."""
     table: Int64Array
-    """Positions and sizes of the arrays, shape ``[N + 3, 2]``. The rows are (first word, number of n-grams) for each of
-    the levels 1 to N+1, (first word, vocabulary size) for ``first``, and (N, number of words)."""
+    """Positions and sizes of the arrays, shape ``[N + 3, 2]``. The first N + 1 rows are (first word, number of n-grams)
+    of the levels 1 to N+1. The next row is (first word, vocabulary size) of ``first``; the last row is (N, number of
+    words)."""
     num_model_words: int = 0
     """Number of words of the neural model, which is the last array; 0 without a model."""
 
@@ -65,7 +67,7 @@ class Trie:
 
     @property
     def nodes_per_level(self) -> tuple[int, ...]:
-        """Numbers of distinct n-grams of 1 to N+1 tokens."""
+        """Number of distinct n-grams of each length, 1 to N+1 tokens."""
         return tuple(self.table[: self.max_order + 1, 1].tolist())
 
     @property
@@ -130,7 +132,7 @@ def trie_of(
 
 
 def require_vocabulary(vocabulary_size: int) -> None:
-    """Refuse a vocabulary whose ids do not fit into a record.
+    """Raise an error if the ids of a vocabulary do not fit into a record.
 
     Raises:
         GraphError: the vocabulary is too large.

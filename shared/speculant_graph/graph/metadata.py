@@ -19,7 +19,7 @@ FORMAT_VERSION = 4
 """Version of the graph files that this release writes. This release also reads the previous version, which has no
 neural models."""
 MAX_CALIBRATION_BYTES = 1 << 20
-"""Largest calibration in a graph file, in bytes."""
+"""Maximum size of the calibration in a graph file, in bytes."""
 
 _Number = Annotated[int, Field(ge=0)]
 
@@ -29,7 +29,7 @@ class GraphMetadata:
     """Origin and size of a graph."""
 
     format_version: int
-    """Version of the file format."""
+    """Version of the graph file's format."""
     tokenizer: Fingerprint
     """Tokenizer of the corpus; the verifier must use the same tokenizer."""
     tokenizer_revision: str
@@ -37,7 +37,7 @@ class GraphMetadata:
     max_order: Annotated[int, Field(ge=1, le=10)]
     """Longest context N, in tokens."""
     num_tokens: Annotated[int, Field(ge=1)]
-    """Number of counted tokens, including the tokens that wrap documents."""
+    """Number of counted tokens, including the BOS and EOS tokens that wrap documents."""
     num_documents: Annotated[int, Field(ge=0)]
     """Number of counted documents: files, or records of JSON files."""
     document_boundaries: bool
@@ -45,9 +45,9 @@ class GraphMetadata:
     min_count: Annotated[int, Field(ge=1)]
     """N-grams with counts below this number were pruned; the number is 1 if none were pruned."""
     nodes_per_level: tuple[_Number, ...]
-    """Numbers of distinct n-grams of 1 to N+1 tokens."""
+    """Number of distinct n-grams of each length, 1 to N+1 tokens."""
     contexts_per_order: tuple[_Number, ...]
-    """Numbers of distinct contexts with a successor, for orders 1 to N."""
+    """Number of distinct contexts with a successor, for each order from 1 to N."""
     head_token_ids: tuple[TokenId, ...]
     """First N tokens of the corpus; a merge needs them for n-grams across the boundary if another graph comes first."""
     tail_token_ids: tuple[TokenId, ...]
@@ -71,11 +71,11 @@ class GraphMetadata:
 
     @property
     def transitions_per_order(self) -> tuple[int, ...]:
-        """Numbers of distinct (context, next token) pairs, for orders 1 to N."""
+        """Number of distinct (context, next token) pairs, for each order from 1 to N."""
         return self.nodes_per_level[1:]
 
     def summary(self, file_bytes: int) -> dict[str, Any]:
-        """Return sizes and origin of a graph for the JSON of commands.
+        """Return a graph's sizes and origin, for the JSON output of commands.
 
         Args:
             file_bytes: size of the graph's file in bytes.

@@ -1,8 +1,8 @@
 """A graph as a read-only :class:`networkx.DiGraph` whose nodes and edges are computed on access.
 
-NetworkX keeps a graph in three mappings: node attributes, successors, predecessors. Here these mappings are views of
-the graph's arrays. So NetworkX's algorithms run on a graph of any size, and memory grows only with the parts that the
-algorithms access.
+NetworkX keeps a graph in three mappings: node attributes, successors, predecessors. In this module, the three mappings
+are views of the graph's arrays. NetworkX's algorithms therefore run on a graph of any size, and memory grows only with
+the parts that the algorithms access.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _RECORDS_AT_A_TIME = 1 << 20
 class NgramDiGraph(_DiGraph):
     """All tokens and contexts of an n-gram graph, with the counts of each context's successors.
 
-    Nodes are tokens (int; attributes ``token_id``, ``text``, ``count``) and the contexts of 1 to N tokens that have
-    successors (tuple; no attributes). Edges run from a context to a token that followed it. Their attributes are
-    ``weight`` = P(token | context), ``count``, and ``order`` = length of the context. ``G.graph`` describes the origin
-    of the graph.
+    A node is a token (int; attributes ``token_id``, ``text``, ``count``) or a context of 1 to N tokens that has
+    successors (tuple; no attributes). An edge runs from a context to a token that followed it. The attributes of an
+    edge are ``weight`` = P(token | context), ``count``, and ``order`` = length of the context. ``G.graph`` describes
+    the origin of the graph.
 
-    Accessing a node, an edge or the successors of a context takes microseconds. Every access to the predecessors of a
+    Accessing a node, an edge or the successors of a context takes microseconds. Iterating over the predecessors of a
     token searches the whole graph. Nodes and edges are frozen, and attributes are copies. ``nx.DiGraph(G)`` and
     ``G.copy()`` make ordinary graphs in memory, which take about a kilobyte per edge.
     """
@@ -51,13 +51,13 @@ class NgramDiGraph(_DiGraph):
         return nx.DiGraph(graph, **attributes)  # type: ignore[return-value]
 
     def __init__(self, graph: NgramGraph, decode: Decode | None = None) -> None:
-        """Make a view of a graph.
+        """Make a NetworkX view of a graph.
 
         Args:
             graph: the graph.
-            decode: function that converts token ids to text, for the attribute ``text``. None uses the graph's
-                tokenizer, which is loaded at the first access to a token and never downloaded. If the tokenizer is not
-                on this machine, the text is empty.
+            decode: function that converts token ids to text, for the attribute ``text``. If None, the graph's tokenizer
+                is used, which is loaded at the first access to a token and never downloaded. If the tokenizer is not on
+                this machine, the text is empty.
         """
         super().__init__()
         metadata = graph.metadata
@@ -92,7 +92,7 @@ class NgramDiGraph(_DiGraph):
 
 
 class _Nodes(Mapping[Node, Attributes]):
-    """Mapping from nodes to their attributes: first tokens by ascending id, then contexts, shorter contexts first."""
+    """Mapping from nodes to attributes; tokens come first, by ascending id, then contexts, shorter ones first."""
 
     def __init__(self, graph: NgramGraph, decode: Decode) -> None:
         self.ngrams = graph

@@ -45,9 +45,9 @@ class Successors:
     """The successors of a context, by ascending token id."""
 
     token_ids: UInt32Array
-    """Token ids, shape ``[s]``, ascending; a copy."""
+    """Token ids of the successors, shape ``[s]``, ascending; a copy."""
     counts: UInt32Array
-    """Counts, shape ``[s]``; all positive."""
+    """Count of each successor, shape ``[s]``; all counts are positive."""
 
     def __len__(self) -> int:
         """Number of different successors."""
@@ -85,8 +85,8 @@ NO_SUCCESSORS = Successors(np.empty(0, np.uint32), np.empty(0, np.uint32))
 class NgramGraph:
     """All contexts of 1 to N tokens in a corpus, with the number of times that each token followed them.
 
-    Lookups accept any sequence of integers as token ids; ids outside the vocabulary match nothing. Any other argument
-    raises :class:`~speculant_graph.errors.GraphError`.
+    Lookups accept any sequence of integers as token ids; ids outside the vocabulary match nothing. An argument that is
+    not a sequence of integers raises :class:`~speculant_graph.errors.GraphError`.
     """
 
     def __init__(self, trie: Trie, metadata: GraphMetadata) -> None:
@@ -96,7 +96,7 @@ class NgramGraph:
         self.max_order = trie.max_order
         self.vocabulary_size = trie.vocabulary_size
         self.core = _core.Trie(trie.words, trie.table, trie.model)
-        """The core's trie, which does the lookups."""
+        """The native core's trie, which does the lookups."""
 
     def __repr__(self) -> str:
         """Return the graph's sizes as text."""
@@ -113,8 +113,8 @@ class NgramGraph:
     def load(cls, path: str | Path, *, verify: bool = False, complete: bool = False) -> NgramGraph:
         """Open a graph file; its arrays stay on disk, mapped read-only, and all processes share them.
 
-        An untrusted file is safe to open: it is not unpickled, no code in it runs, and lookups check every index that
-        they read from it. To publish a new graph, rename its file to this path; never write into an open file.
+        An untrusted file is safe to open: it is not unpickled, and no code in it runs. Lookups check every index that
+        they read from the file. To publish a new graph, rename its file to this path; never write into an open file.
 
         Args:
             path: the file, written by :meth:`save`, by a build, or by ``pickle.dump(graph, file, protocol=5)``.
@@ -253,7 +253,7 @@ class NgramGraph:
     if not TYPE_CHECKING:  # type checkers would accept every name
 
         def __getattr__(self, name: str) -> Any:
-            """Refuse an unknown attribute; for the names of networkx's methods, point to the networkx view."""
+            """Raise an AttributeError; for the name of a networkx method, the error points to the networkx view."""
             hint = f"; the networkx view has it: graph.nx.{name}" if name in _NETWORKX_NAMES else ""
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}", name=name, obj=self)
 
@@ -282,7 +282,7 @@ class ContextIndex(Mapping[tuple[int, ...], int]):
     """Mapping from every context with successors to its order; a lookup takes at most N searches in short rows."""
 
     def __init__(self, graph: NgramGraph) -> None:
-        """Make an index of a graph."""
+        """Make an index of a graph's contexts."""
         self._graph = graph
 
     def __getitem__(self, context: tuple[int, ...]) -> int:

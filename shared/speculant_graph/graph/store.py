@@ -1,7 +1,7 @@
 """The graph file: a pickle of a graph, opened without unpickling.
 
-The pickle contains one function call, byte for byte as CPython's pickler writes it for protocol 5 (or 4, which differs
-in one byte). So ``pickle.load`` makes this call:
+The pickle contains one function call. The call has the same bytes as CPython's pickler writes for protocol 5 (or 4,
+which differs in one byte). So ``pickle.load`` makes this call:
 
 .. code-block:: text
 
@@ -12,8 +12,9 @@ in one byte). So ``pickle.load`` makes this call:
     BINBYTES or, from 4 GiB, 8    the block of arrays, at a multiple of 64 bytes, outside of a frame
     FRAME TUPLE3 REDUCE STOP      and a MEMOIZE after every value
 
-A pickle is a program, and anyone may have written the file. The reader does not run this program. Instead, it lets
-CPython's pickler write the bytes that must surround text and block, and refuses a file with any other bytes there.
+A pickle is a program, and anyone may have written the file. The reader of a graph file does not run the pickle.
+Instead, the reader lets CPython's pickler write the bytes that must surround text and block. A file with any other
+bytes there is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from speculant_graph.graph.ngrams import NgramGraph
 
 MIN_BLOCK_BYTES = 1 << 16
-"""Minimum size of a block, because a pickler writes smaller blocks in another form."""
+"""Minimum size of the block of arrays, in bytes; a pickler writes smaller blocks in another form."""
 _ALIGNMENT = 64
 _MAX_TEXT_BYTES = 16 << 20
 _CALL_START, _TAIL_BYTES = 11, 15
@@ -74,7 +75,7 @@ class NewGraphFile:
         self._start, self._num_bytes = len(before), len(before) + self._block_bytes + len(after)
         num_levels = len(metadata.nodes_per_level)
         self.level_offsets = tuple(self._start + _WORD_BYTES * offset for offset in self._offsets[:num_levels])
-        """Byte offsets of the levels' records."""
+        """Byte offset in the file of each level's records."""
         with writing(path):
             # Allocate the space now: here a full disk is an error, but it kills a process that writes through a memory
             # map.
@@ -116,7 +117,7 @@ class NewGraphFile:
 
 @contextmanager
 def new_graph_file(path: Path, folder: Path, metadata: GraphMetadata) -> Iterator[NewGraphFile]:
-    """Yield a new graph file in a folder. At the end, move it to ``path``; after an error, remove it."""
+    """Yield a new graph file in a folder. At the end, move the file to ``path``; after an error, remove the file."""
     with replacing(path, _check, folder) as temporary, temporary.open("xb+", buffering=0) as file:
         yield NewGraphFile(path, file, metadata)
 
@@ -143,7 +144,7 @@ def checked_output(path: str | Path) -> Path:
 
 
 def check_description(metadata: GraphMetadata) -> None:
-    """Refuse metadata that readers would refuse, before n-grams are counted or merged.
+    """Raise an error for metadata that readers would refuse, before n-grams are counted or merged.
 
     Raises:
         GraphFileError: there are too many files in the corpus, or the calibration is too large.
@@ -163,7 +164,7 @@ def write_pickled(graph: object, path: str | Path) -> None:
 
 
 def _check(path: Path) -> None:
-    """Read and check a written file."""
+    """Read a graph file that was just written, and check it."""
     read_graph(path, verify=True, complete=False)
 
 
@@ -180,7 +181,7 @@ def read_graph(path: str | Path, *, verify: bool, complete: bool) -> tuple[Trie,
 
 
 def check_graph(trie: Trie, metadata: GraphMetadata) -> None:
-    """Refuse arrays and metadata that no build writes. The check takes time linear in their size.
+    """Raise an error for arrays and metadata that no build writes; this takes time linear in their size.
 
     Raises:
         GraphFileError: the arrays or the metadata are inconsistent.
@@ -247,7 +248,8 @@ def graph_from_pickle(checksum: bytes, description: str, block: Any) -> NgramGra
 def file_text(metadata: GraphMetadata, block_bytes: int, checksums: Sequence[str] = ()) -> bytes:
     """Return a graph's description, padded with spaces so that the block after it is aligned.
 
-    The size of the description depends neither on the checksums nor on the numbers that are known only at the end.
+    The size of the description depends neither on the checksums nor on the numbers that are known only at the end of a
+    build.
 
     Raises:
         GraphFileError: the description is larger than readers would accept.
@@ -295,7 +297,7 @@ def _arguments(text: bytes, block: Any) -> tuple[bytes, str, Any]:
 
 @cache
 def _call() -> bytes:
-    """Return the pickled name of the function, which is the same in every file."""
+    """Return the pickled name of the function that every graph file calls; it is the same in every file."""
     text = b" " * 256
     before, _ = around(text, MIN_BLOCK_BYTES)
     return before[_CALL_START : before.index(b"C\x20" + hashlib.sha256(text).digest())]
@@ -307,7 +309,7 @@ def _is_graph(head: bytes) -> bool:
 
 
 def read_container(path: Path) -> tuple[bytes, memoryview]:
-    """Open a file, and return its text and its block. The block is mapped and read on access.
+    """Open a graph file, and return its description and its block of arrays. The block is mapped and read on access.
 
     Raises:
         GraphFileError: the file can't be read, is not a graph file, or is damaged.
@@ -342,7 +344,8 @@ def read_container(path: Path) -> tuple[bytes, memoryview]:
 def release_pages(trie: Trie) -> None:
     """Remove a mapped graph file from the process's resident memory; later lookups map the needed pages again.
 
-    The file's pages stay in the system's cache for as long as there is room. Does nothing if the graph was not mapped.
+    The file's pages stay in the system's cache for as long as there is room. The function does nothing if the graph was
+    not mapped.
     """
     owner: Any = trie.words
     while isinstance(owner, np.ndarray):

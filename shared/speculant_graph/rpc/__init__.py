@@ -1,1 +1,1 @@
-"""The drafter on the wire: messages, errors, channels."""
+"""The drafter's wire protocol: messages, errors and channels."""

@@ -1,4 +1,4 @@
-"""Converts server addresses from the form that users write to gRPC's form; does not read settings."""
+"""Converts server addresses from the users' notation to gRPC's notation, without reading settings."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from urllib.parse import quote
 from speculant_graph.errors import ConfigError
 
 MAX_SOCKET_PATH_BYTES = 105
-"""Maximum length of a Unix socket's path on Linux."""
+"""Maximum length of a Unix socket's path on Linux, in bytes."""
 
 _UNIX_PREFIX = "unix://"
 _DNS_PREFIX = "dns:///"
 _HOST_AND_PORT = re.compile(r"(?:\[[^/\[\]]+\]|[^:/\[\]]+):([0-9]{1,5})")
-"""Brackets separate the last group of an IPv6 address from the port."""
+"""In an address, brackets separate the last group of an IPv6 address from the port."""
 MAX_PORT = 65_535
 """Highest TCP port."""
 
 
 def split_addresses(addresses: str) -> tuple[str, ...]:
-    """Return the addresses in a client's comma-separated list; ``dns:///name:port`` stays as it is.
+    """Split a client's comma-separated list into addresses, without resolving ``dns:///name:port``.
 
     Raises:
         ConfigError: an address is malformed, or occurs twice.
     """
     found = [address.strip() for address in addresses.split(",")]
+    if len(found) > 1 and "" in found:
+        raise ConfigError(f"{{field}}: {addresses!r} has an empty item", fix="remove a comma", field="address")
     for address in found:
         if socket_path(plain_address(address)) is not None and is_name(address):
             raise _malformed(address)
@@ -44,22 +46,22 @@ def is_name(address: str) -> bool:
 
 
 def plain_address(address: str) -> str:
-    """Return an address without the prefix ``dns:///``; gRPC itself looks up the name in it."""
+    """Return an address without the prefix ``dns:///``, for gRPC, which looks up the name by itself."""
     return address.removeprefix(_DNS_PREFIX)
 
 
 def lookup(address: str) -> tuple[str, ...]:
-    """Return every address that an item of a client's list stands for. This may use the network.
+    """Return every address that an item of a client's list stands for. A lookup may use the network.
 
-    If a name has addresses of both IP versions, only the version that the system prefers is used, so that a machine
-    with both versions counts once.
+    If a name has IPv4 and IPv6 addresses, only the version that the system prefers is used. A machine with both
+    versions thus counts once.
 
     Args:
         address: an item of :func:`split_addresses`.
 
     Returns:
-        For ``dns:///name:port``, ``host:port`` of each address of the name; empty if the name can't be looked up now.
-        Any other address is returned unchanged.
+        For ``dns:///name:port``, one ``host:port`` per address of the name; empty if the name can't be looked up now.
+        An address of any other form is returned unchanged.
     """
     if not is_name(address):
         return (address,)
@@ -76,7 +78,7 @@ def lasting_name(address: str) -> str:
     """Return ``name:port`` for an IP address and port, because a pod's name outlasts its IP address. May block.
 
     Args:
-        address: ``host:port``. It is returned unchanged if the host is not an IP address, or has no name.
+        address: ``host:port``. The address is returned unchanged if the host is not an IP address, or has no name.
     """
     host, _, port = address.rpartition(":")
     if _literal(host) is None:
@@ -92,8 +94,9 @@ def reachable_addresses(addresses: str) -> dict[str, str]:
     """Look up the addresses of a client's comma-separated list.
 
     Returns:
-        Every address, with the host name in the server's certificate. This name is empty if the address itself shows
-        it. A name that can't be looked up counts as an address, so that connecting to it fails with the reason.
+        A dict of all addresses, each with the host name that the server's certificate contains. The host name is empty
+        if the address itself contains it. A name that can't be looked up counts as an address, so that connecting to it
+        fails with the reason.
 
     Raises:
         ConfigError: an address is malformed, or occurs twice.
@@ -106,12 +109,12 @@ def reachable_addresses(addresses: str) -> dict[str, str]:
 
 
 def host_name(address: str) -> str:
-    """Return the host name in ``dns:///name:port``; empty for other addresses, which show their hosts."""
+    """Return the host name in ``dns:///name:port``; empty for any other address, which contains its host."""
     return plain_address(address).rpartition(":")[0] if is_name(address) else ""
 
 
 def step_socket_path(path: Path) -> Path:
-    """Return the path of the socket for steps without gRPC, given the path of the server's gRPC socket."""
+    """Return the path of the step socket, which bypasses gRPC, for the path of the server's gRPC socket."""
     return path.with_name(path.name + ".steps")
 
 
@@ -148,7 +151,7 @@ def _malformed(address: str) -> ConfigError:
 
 
 def require_addresses(addresses: str, option: str) -> None:
-    """Refuse addresses that a server can't listen on, before slow work begins.
+    """Raise an error for malformed listening addresses, before slow work begins.
 
     Args:
         addresses: the addresses, separated by commas; empty for none.
@@ -165,10 +168,10 @@ def require_addresses(addresses: str, option: str) -> None:
 
 
 def require_port(address: str, option: str) -> None:
-    """Refuse an address on which HTTP can't be served.
+    """Raise an error for an address on which HTTP can't be served.
 
     Args:
-        address: ``host:port``; empty for none.
+        address: ``host:port``, or an empty string for no address.
         option: the setting's name.
 
     Raises:
@@ -193,7 +196,7 @@ def grpc_target(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address is loopback."""
+    """Return whether a host name or IP address is a loopback address."""
     found = _literal(host)
     return host.lower() == "localhost" if found is None else found.is_loopback
 
@@ -213,8 +216,8 @@ def stays_local(address: str) -> bool:
 def host_stays_local(host: str) -> bool:
     """Return whether a connection to a host (a name, or an address with or without brackets) stays on this machine.
 
-    A name is resolved only if an environment variable names a proxy. A name is local if all of its addresses are
-    loopback addresses.
+    A host name is resolved only if an environment variable names a proxy. A host name is local if all of its addresses
+    are loopback addresses.
     """
     if (found := _literal(host)) is not None:
         return found.is_loopback or found.is_unspecified
@@ -230,7 +233,7 @@ def host_stays_local(host: str) -> bool:
 
 
 def _literal(host: str) -> IPv4Address | IPv6Address | None:
-    """Return the IP address of a host, with an IPv4-mapped address as IPv4; None if the host is a name."""
+    """Return a host's IP address, converted to IPv4 if it is IPv4-mapped; None if the host is a name."""
     try:
         found = ip_address(host.strip("[]"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Channels to drafters: limits, reconnecting, encryption, credentials."""
+"""Makes gRPC channels to drafters, with message limits, reconnecting, encryption and credentials."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def message_limits(max_message_bytes: int) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A drafter's address with all that a channel to it needs; made once, so that mistakes are reported early."""
+    """A drafter's address with everything that a channel needs; made once, so that mistakes show early."""
 
     address: str
-    """The address as configured, for messages."""
+    """The drafter's address as configured, for connecting and for messages."""
     options: tuple[tuple[str, str | int], ...]
     """Options of the channel."""
     credentials: grpc.ChannelCredentials | None = field(default=None, repr=False)
-    """TLS credentials; None: the channel is not encrypted."""
+    """TLS credentials of the channel; with None, the channel is not encrypted."""
     metadata: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Metadata to send with every call."""
 
@@ -55,8 +55,8 @@ class Endpoint:
 
         Args:
             address: ``unix:///path`` or ``host:port``.
-            config: encryption and credentials, none by default; the addresses in it are ignored. A Unix socket is never
-                encrypted.
+            config: encryption and credentials, none by default; the addresses in it are ignored. A connection to a Unix
+                socket is never encrypted.
             host_name: host name in the drafter's certificate; empty: the host in the address.
 
         Raises:
@@ -94,7 +94,7 @@ class Endpoint:
         )
 
     def connect(self) -> grpc.Channel:
-        """Return a channel. It connects on first use and reconnects by itself."""
+        """Return a channel. The channel connects on first use, and reconnects by itself."""
         return open_channel(self.address, self.options, self.credentials)
 
 
@@ -106,12 +106,13 @@ def open_channel(
     """Return a channel; all channels of this project are made here.
 
     Loopback addresses and Unix sockets never use a proxy. Other addresses use the proxy in ``grpc_proxy``,
-    ``https_proxy`` or ``http_proxy``, as gRPC documents, except for hosts in ``no_grpc_proxy`` or ``no_proxy``.
+    ``https_proxy`` or ``http_proxy``, as gRPC documents. Hosts in ``no_grpc_proxy`` or ``no_proxy`` are exempt from the
+    proxy.
 
     Args:
         address: ``unix:///path`` or ``host:port``.
         options: options of the channel.
-        credentials: TLS credentials; None does not encrypt.
+        credentials: TLS credentials; with None, the channel is not encrypted.
 
     Raises:
         ConfigError: the address has neither of the two forms.
@@ -130,7 +131,7 @@ def connect_channel(address: str, config: ClientConfig | None = None) -> grpc.Ch
 
 @contextmanager
 def explained(field: str, file: str, fault: str, fix: str) -> Iterator[None]:
-    """Raise ConfigError if the block can't read certificate files or use them.
+    """Raise ConfigError if the code in the ``with`` block can't read or use certificate files.
 
     gRPC itself accepts any bytes, and later reports only that it can't connect.
 

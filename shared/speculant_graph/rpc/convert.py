@@ -1,8 +1,9 @@
-"""Converts the drafter's messages between bytes and our types; no other module does.
+"""Converts the drafter's messages between bytes and this project's types.
 
-The core reads and writes steps; protobuf handles all rarer messages. Every decoder checks that a message follows the
-specification of the wire protocol. If not, it raises :class:`DraftRequestError` with a one-line reason. The caller
-checks values that depend on the graph (token ids of a request, graph names).
+The C++ core reads and writes step messages; protobuf handles all rarer messages. Every decoder checks that a message
+follows the specification of the wire protocol. For a message that breaks the specification, the decoder raises
+:class:`DraftRequestError` with a one-line reason. The decoder's caller checks values that depend on the graph (token
+ids of a request, graph names).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _SHA256_BYTES = 32
 
 
 def _numbers(names: Any, enum: Any, prefix: str) -> dict[Any, int]:
-    """Return the wire's number of each name in a Literal, without the names that are not on the wire."""
+    """Return the number that the wire uses for each name in a Literal, without names that it does not have."""
     numbers = dict(enum.items())
     fields = {name: prefix + name.upper().replace("-", "_") for name in get_args(names)}
     return {name: numbers[field] for name, field in fields.items() if field in numbers}
@@ -55,7 +56,7 @@ _NUMBERS: dict[str, dict[Any, int]] = {
     "coupling": _numbers(CouplingName, pb.Coupling, "COUPLING_"),
     "siblings": {"none": pb.SIBLINGS_UNSPECIFIED} | _numbers(SiblingsName, pb.Siblings, "SIBLINGS_"),
 }
-"""Options that have names here and numbers on the wire."""
+"""Options whose values are names in Python and numbers on the wire."""
 _SOURCE_BITS = _numbers(SourceName, pb.SourceBit, "SOURCE_BIT_")
 _TRAVELLING = frozenset(pb.StrategyOptions.DESCRIPTOR.fields_by_name)
 """Options that requests to a sidecar may set."""
@@ -63,7 +64,7 @@ _TRAVELLING = frozenset(pb.StrategyOptions.DESCRIPTOR.fields_by_name)
 
 @lru_cache(maxsize=256)
 def encode_options(options: DraftOptions) -> bytes:
-    """Return options as a StrategyOptions.
+    """Encode drafting options as a ``StrategyOptions`` message.
 
     Raises:
         DraftRequestError: an option has a value that no sidecar serves, such as a verifier's own strategy.
@@ -83,11 +84,12 @@ def encode_options(options: DraftOptions) -> bytes:
 
 @lru_cache(maxsize=256)
 def decode_options(payload: bytes) -> DraftOptions:
-    """Return a StrategyOptions as options.
+    """Decode a ``StrategyOptions`` message into drafting options.
 
     Raises:
         UnservedRequestError: the message has an unknown value that must not be ignored.
-        DraftRequestError: the message can't be parsed, or a value is invalid. Bounds are checked later, by the drafter.
+        DraftRequestError: the message can't be parsed, or a value is invalid. The drafter checks later whether values
+            are within their bounds.
     """
     try:
         message = pb.StrategyOptions.FromString(payload)
@@ -108,7 +110,7 @@ def decode_options(payload: bytes) -> DraftOptions:
 
 
 def encode_open_request(request: OpenRequest) -> pb.OpenSessionRequest:
-    """Return the message for ``request``."""
+    """Return the OpenSession request ``request`` as a protobuf message."""
     return pb.OpenSessionRequest(
         session_id=request.session_id,
         graph=request.graph,
@@ -119,7 +121,7 @@ def encode_open_request(request: OpenRequest) -> pb.OpenSessionRequest:
 
 
 def decode_open_request(message: pb.OpenSessionRequest) -> OpenRequest:
-    """Return the request in ``message``.
+    """Return the OpenSession request in the protobuf message ``message``.
 
     Raises:
         DraftRequestError: the request breaks a rule of the wire protocol.
@@ -149,7 +151,7 @@ def decode_open_request(message: pb.OpenSessionRequest) -> OpenRequest:
 
 
 def encode_open_response(answer: OpenResponse) -> pb.OpenSessionResponse:
-    """Return the message for ``answer``."""
+    """Return the OpenSession response ``answer`` as a protobuf message."""
     return pb.OpenSessionResponse(
         graph_generation=answer.graph_generation,
         vocabulary_size=answer.tokenizer.vocabulary_size,
@@ -161,7 +163,7 @@ def encode_open_response(answer: OpenResponse) -> pb.OpenSessionResponse:
 
 
 def decode_open_response(message: pb.OpenSessionResponse) -> OpenResponse:
-    """Return the response in ``message``."""
+    """Return the OpenSession response in the protobuf message ``message``."""
     tokenizer = Fingerprint(message.tokenizer_name, message.tokenizer_sha256.hex(), message.vocabulary_size)
     return OpenResponse(message.graph_generation, tokenizer, message.max_order, message.next_position)
 
@@ -174,7 +176,7 @@ def _digest_bytes(sha256: str) -> bytes:
 
 
 def request_writer(options: DraftOptions = DEFAULT_OPTIONS, graph: str = "") -> RequestWriter:
-    """Return a writer for the message of a step.
+    """Return a writer for the request message of a step.
 
     Args:
         options: the drafting options.
@@ -191,7 +193,7 @@ def decode_step_answer(
     vocabulary_size: int,
     is_enveloped: bool = True,
 ) -> StepResponse:
-    """Return the response to a step.
+    """Decode and check the response to a step.
 
     Args:
         payload: the StreamDraftResponse, or the DraftResponse alone.
@@ -202,7 +204,8 @@ def decode_step_answer(
 
     Raises:
         SpeculantError: the step failed, for the reason in the message.
-        DraftRequestError: the response breaks a rule of the wire protocol. A decoded draft can be verified safely.
+        DraftRequestError: the response breaks a rule of the wire protocol. A draft that is decoded without an error can
+            be verified safely.
     """
     answer = read_answer(payload, is_enveloped, budgets, vocabulary_size, strategy)
     if isinstance(answer, bytes):
@@ -211,7 +214,7 @@ def decode_step_answer(
 
 
 def encode_step_failure(step_id: int, error: BaseException) -> bytes:
-    """Return the StreamDraftResponse for a failed step; its message contains only our own text."""
+    """Return the StreamDraftResponse for a failed step, with an error text that this project wrote."""
     code, message = to_status(error)
     failure = pb.StepError(code=code.value[0], message=message)
     if (delay_s := advised_delay_s(error)) is not None:
@@ -227,7 +230,7 @@ def duration_of(seconds: float) -> Duration:
 
 
 def _failure_of(payload: bytes) -> SpeculantError:
-    """Return the error in a StepError."""
+    """Return the exception for an encoded ``StepError`` message."""
     try:
         failed = pb.StepError.FromString(payload)
     except DecodeError:

@@ -1,7 +1,7 @@
-"""Converts our errors to gRPC status codes and back; no other module does.
+"""Converts this project's errors to gRPC status codes and back; no other module does so.
 
-Only our own messages are sent. Any unexpected error becomes INTERNAL with a neutral sentence, so that no exception
-text, path or value leaks to a client.
+Clients get only error messages that this project wrote. Any unexpected error becomes INTERNAL with a neutral sentence,
+so that no exception text, path or value leaks to a client.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ _ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
     grpc.StatusCode.OUT_OF_RANGE: DraftRequestError,
     **{grpc.StatusCode[ANSWERS[refusal.kind].grpc]: refusal for refusal in _REFUSALS},
 }
-"""The client's error for each code; every other code means that the drafter is unavailable."""
+"""The client's error class for each status code; any other code means that the drafter is unavailable."""
 
 CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 """gRPC's codes by their numbers in ``google.rpc.Code``; ``StepError.code`` has such a number."""
 
 
 _NO_SERVER = re.compile(r"failed to connect to all addresses.*(Connection refused|No such file or directory)")
-"""gRPC's details if no server listens at an address. They spell each address in three ways, and end with the reason."""
+"""gRPC's details if no server listens at an address. In the details, gRPC spells each address in three ways, and adds
+the reason at the end."""
 
 
 def to_status(error: BaseException) -> tuple[grpc.StatusCode, str]:
@@ -59,7 +60,7 @@ def to_status(error: BaseException) -> tuple[grpc.StatusCode, str]:
 
 
 def from_status(code: grpc.StatusCode, details: str | None, retry_delay_s: float = 0.0) -> SpeculantError:
-    """Return the error for a status; its message is one line and begins with the code's name.
+    """Return the error for a gRPC status; its message is one line that begins with the code's name.
 
     Args:
         code: the status.
@@ -94,7 +95,7 @@ def _retry_delay_s(status: bytes) -> float:
 
 
 def advised_delay_s(error: BaseException) -> float | None:
-    """Return the retry delay to send with an error, in seconds; 0 if waiting does not help, None to send none."""
+    """Return the retry delay to send with an error, in seconds: 0 if waiting does not help, None for no delay."""
     if isinstance(error, OverloadError):
         return error.retry_delay_s
     return 0.0 if isinstance(error, DraftLimitError) else None

@@ -8,7 +8,7 @@ _LENGTH = 4
 
 
 def framed(payload: bytes) -> bytes:
-    """Return a message with its length before it."""
+    """Return a message preceded by its length."""
     return len(payload).to_bytes(_LENGTH, "little") + payload
 
 

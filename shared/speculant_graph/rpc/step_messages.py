@@ -1,4 +1,4 @@
-"""The drafter's rarer messages as our own types, without protobuf.
+"""The drafter's rarer messages as plain Python types, without protobuf.
 
 This module does not depend on sockets, sessions or graphs.
 """
@@ -13,18 +13,21 @@ from speculant_graph.file_names import displayed
 from speculant_graph.types import Fingerprint
 
 VERSION_KEY = "x-speculant-version"
-"""Key of the trailing metadata with a server's version."""
+"""Key of the trailing gRPC metadata that contains the server's version."""
 
 
 class SequenceStatus(enum.IntEnum):
-    """The outcome for one sequence of a batch. The wire format uses the same values."""
+    """Outcome of a draft request for one sequence of its batch.
+
+    The wire format uses the same numbers for these outcomes.
+    """
 
     OK = 1
     """The sequence has a draft, possibly without nodes."""
     SESSION_LOST = 2
-    """The session is unknown: open it again and send all tokens from position 0."""
+    """The session is unknown or was dropped: the client must open it again and send all tokens from position 0."""
     OUT_OF_SYNC = 3
-    """The tokens leave a gap: send tokens again from ``next_position``."""
+    """The tokens leave a gap or end too early: the client must send tokens again from ``next_position``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,11 @@ class OpenRequest:
     session_id: int
     """Id of the session, chosen by the client; not 0."""
     tokenizer_sha256: str = ""
-    """Hex digest of the client's tokenizer; empty: the server does not check it."""
+    """Hex digest of the client's tokenizer; if it is empty, the server does not check the tokenizer."""
     tenant: str = ""
     """The session's tenant; empty for the default tenant."""
     graph: str = ""
-    """Graph name; empty for the default graph."""
+    """Name of the graph to draft from; empty for the default graph."""
     learn: bool = False
     """Whether later sessions of the tenant may draft from this session's accepted text."""
 
@@ -54,7 +57,7 @@ class OpenResponse:
     max_order: int
     """Longest context of the graph, in tokens."""
     next_position: int
-    """The position that the server expects next: 0 for a new session."""
+    """Position of the next token that the server expects; 0 for a new session."""
 
 
 def public_name(tokenizer: str) -> str:

@@ -1,7 +1,7 @@
 """Reads the access file, a TOML file that lists the clients of a server with their tenants and graphs.
 
-The file has only digests of tokens, so a person who reads it can't use the tokens. Without a file, every client that
-can connect may do everything. This module does not depend on gRPC.
+The access file has only digests of tokens, so a person who reads the file can't use the tokens. Without an access file,
+every client that can connect may do everything. This module does not depend on gRPC.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _Names = Annotated[frozenset[_Text], BeforeValidator(_list_of_all), Field(min_le
 
 
 class Principal(BaseModel):
-    """A client in the file, with its permissions."""
+    """A client in the access file, with its permissions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -98,7 +98,7 @@ class Principal(BaseModel):
     def require_graph(self, name: str) -> str:
         """Return the graph of a request: the named graph, the client's only graph, or "" if the client may use all.
 
-        If the name joins several layers by '+', the client must have access to all of them.
+        If a graph's name joins several layers by '+', the client must have access to all of them.
 
         Raises:
             AccessError: the request names a graph that is not the client's, or names no graph although the client has
@@ -122,7 +122,7 @@ class Principal(BaseModel):
         return ALL in self.graphs or name in self.graphs
 
     def require_admin(self) -> None:
-        """Refuse a client that is not an administrator.
+        """Raise an error if the client is not an administrator.
 
         Raises:
             AccessError: the client is not an administrator.
@@ -132,7 +132,7 @@ class Principal(BaseModel):
 
 
 ANONYMOUS = Principal.model_construct(name="", tenants=frozenset({ALL}), graphs=frozenset({ALL}), admin=True)
-"""The client of a server without an access file."""
+"""The client that stands for every caller if the server has no access file."""
 
 
 class _AccessFile(BaseModel):
@@ -152,10 +152,10 @@ class _AccessFile(BaseModel):
 
 
 class AccessPolicy:
-    """Identifies the clients of a server's calls."""
+    """Identifies the client that makes a call to the server."""
 
     def __init__(self, clients: Sequence[Principal] | None = None) -> None:
-        """Make a policy; :meth:`load` is the usual way.
+        """Make a policy from known clients; usually, :meth:`load` makes the policy from a file.
 
         Args:
             clients: the known clients; None admits every client.
@@ -185,7 +185,7 @@ class AccessPolicy:
         return self._clients is None
 
     def authenticate(self, authorization_header: str | None, certificate_names: Sequence[str]) -> Principal:
-        """Find the client of a call.
+        """Return the client that makes a call.
 
         A token takes precedence over the certificate, so that a valid certificate never makes a wrong token acceptable.
         A client whose entry has both a token and a certificate must present both.
@@ -215,7 +215,7 @@ class AccessPolicy:
 
 
 def request_id_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Return the call's id: the client's own id if it is valid, else a random one.
+    """Return the call's id: the id that the client sent if it is valid, else a random id.
 
     Args:
         metadata: the call's metadata, or a request's headers.
@@ -254,7 +254,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError) -> str:
-    """Return pydantic's error with its location, counted from 1, but without any value."""
+    """Return pydantic's error message and its location, with positions counted from 1, but without any value."""
     errors = error.errors(include_input=False, include_url=False, include_context=False)
     # A misspelt key comes first, because it is the cause of a missing key.
     first = min(errors, key=lambda each: each["type"] != "extra_forbidden")

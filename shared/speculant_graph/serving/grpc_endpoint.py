@@ -1,7 +1,7 @@
 """gRPC code that all servers share: an interceptor for every call, and a server with health and reflection.
 
 The interceptor determines a call's client and id, checks capacity, and turns an error into one line. Methods take and
-return bytes, so that our code parses the messages and gRPC never sends the text of a Python exception.
+return bytes, so that this project's code parses the messages. gRPC thus never sends the text of a Python exception.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _AUTHORIZATION = "authorization"
 _HANDSHAKE_TIMEOUT_MS = 5_000
 _KEEPALIVE_MS = 30_000
 _LEAST_PING_MS = 5_000
-"""Minimum time between pings of a client, with or without a running call. The documentation tells clients to wait 10 s,
-to allow for late timers. gRPC's own limits, five minutes and two hours, would end connections of clients with usual
-settings."""
+"""Minimum milliseconds between two keepalive pings of a client, with or without a running call. The documentation tells
+clients to wait 10 s between pings, which allows for late timers. With gRPC's own limits of five minutes and two hours,
+connections of clients with usual settings would end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ class Call:
 
 
 Method = Callable[[Any, Call], Awaitable[Any]]
-"""Function that takes the bytes of a request (unused for a stream). It returns the bytes of the response, or writes
-responses to the call's context."""
+"""Function that serves a call, and takes the bytes of its request (unused for a stream). The function returns the bytes
+of the response, or writes responses to the call's context."""
 
 
 class CallInterceptor:
-    """Admits calls of known clients, up to a maximum number."""
+    """Admits calls of known clients, up to a maximum number of concurrent calls."""
 
     def __init__(self, policy: AccessPolicy, max_concurrent: int) -> None:
         """Make an interceptor.
@@ -74,7 +74,7 @@ class CallInterceptor:
         self._max_concurrent = max_concurrent
         self._num_running = 0
         self.ended: Counter[tuple[str, str]] = Counter()
-        """Number of finished calls, by method and name of the status; refused calls are included."""
+        """Number of finished calls, including refused calls, by method and status name."""
 
     def unary(self, name: str, method: Method) -> grpc.RpcMethodHandler[bytes, bytes]:
         """Return the handler of a method with one request and one response."""
@@ -178,7 +178,8 @@ class GrpcEndpoint:
 
         Args:
             access: the access settings, for warnings.
-            credentials: TLS for TCP addresses; None serves them unencrypted. Unix sockets are never encrypted.
+            credentials: TLS credentials for TCP addresses; with None, TCP connections are not encrypted. Unix sockets
+                are never encrypted.
             health_service: reports the health of the served names.
             handlers: handlers of the service's methods.
             service_name: the service's name, for reflection.
@@ -207,7 +208,7 @@ class GrpcEndpoint:
         reflection.enable_server_reflection(names, self._server)
 
     async def listen(self, addresses: str, option: str) -> list[str]:
-        """Serve on addresses; return them, with the chosen ports instead of port 0.
+        """Start serving on the addresses; return them, with the chosen port in place of each port 0.
 
         Args:
             addresses: the addresses, separated by commas.

@@ -30,18 +30,18 @@ from speculant_graph.serving.listening import bind_tcp
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of Prometheus metrics."""
 CERTIFICATE_NAMES = "certificate_names"
-"""Key in a connection's state. Its value is the names in the client's certificate; None without a certificate."""
+"""Key in a connection's state for the names in the client's certificate; the value is None without a certificate."""
 PRINCIPAL = "speculant.principal"
-"""Key in a request's scope. Its value is the client."""
+"""Key in a request's ASGI scope for the client that sent the request."""
 
 _CLIENT_LEFT = 499
-"""HTTP status for a client that disconnects before the response; proxies log the same."""
+"""HTTP status recorded for a client that disconnects before the response; proxies log the same status."""
 _MAX_DISCARDED = 16
-"""A body that is too large is read and discarded up to this multiple of the allowed size, because most clients read the
+"""Multiple of the allowed size up to which a body that is too large is read and discarded. Most clients read the
 response only after they have sent the whole body."""
 _POLL_S = 0.02
 _MAX_HEAD_BYTES, _HEAD_TIMEOUT_S = 1 << 16, 10.0
-"""Limits in bytes and seconds of a request's first line and headers, which arrive before the client is known."""
+"""Limits of a request's first line and headers, in bytes and seconds; both arrive before the client is known."""
 _KEEP_ALIVE_S = 30
 
 
@@ -60,7 +60,7 @@ class HttpServer:
 
         Args:
             app: the application.
-            address: ``host:port``; port 0 chooses a free one.
+            address: ``host:port``; with port 0, a free port is chosen.
             option: the setting's name.
             tls: the TLS context; see :func:`speculant_graph.serving.listening.tls_context`.
         """
@@ -70,7 +70,7 @@ class HttpServer:
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> str:
-        """Listen; return the address, with the chosen port instead of port 0.
+        """Start listening; return the address, with the chosen port in place of port 0.
 
         Raises:
             ConfigError: the address is malformed or in use.
@@ -102,13 +102,13 @@ class HttpServer:
         return f"{self._address.rpartition(':')[0]}:{listening.getsockname()[1]}"
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for running responses. The application refuses new requests as soon as it reports a problem.
+        """Wait for running responses. New requests are refused once ``read_problem`` returns a problem.
 
         Args:
             timeout_s: longest wait in seconds.
 
         Returns:
-            Whether all responses finished.
+            Whether all responses finished within the time.
         """
         end_s = time.monotonic() + timeout_s
         while self._server is not None and self._server.server_state.tasks:
@@ -147,7 +147,7 @@ class HttpThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._server.start(), self._loop))
 
     async def close(self) -> None:
-        """Stop listening, and close all connections. This also works without a start, or after a failed start."""
+        """Stop listening, and close all connections. Closing also works without a start, or after a failed start."""
         if self._loop is None or self._thread is None:
             return
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._server.close(), self._loop))
@@ -164,7 +164,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """A connection that stores the names in its client's certificate, and limits the heads of requests."""
+    """A connection that stores its client's certificate names, and limits a request's first line and headers."""
 
     _head_timer: asyncio.TimerHandle | None = None
     _num_head_bytes = 0
@@ -223,7 +223,7 @@ class AccessRules:
     max_requests: int
     """Maximum number of concurrent requests."""
     max_body_bytes: int
-    """Longest body in bytes."""
+    """Maximum size of a request body, in bytes."""
     body_timeout_s: float = 60.0
     """Time limit for receiving a body, in seconds."""
 
@@ -347,7 +347,7 @@ class AccessMiddleware:
 
 
 class _ClientLeftError(Exception):
-    """The client has disconnected."""
+    """Error: the client has disconnected before the request was complete."""
 
 
 def _too_large(most: int) -> ApiError:

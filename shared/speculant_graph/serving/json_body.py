@@ -11,7 +11,7 @@ from typing import Any
 from speculant_graph.errors import DraftRequestError
 
 MAX_DEPTH = 100
-"""Maximum nesting of lists and objects; schemas and tools need a few dozen levels."""
+"""Maximum depth of nested lists and objects; JSON schemas and tools need a few dozen levels."""
 
 _HALF_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = re.compile("[\ud800-\udfff]")
@@ -19,21 +19,21 @@ _ENCODINGS = ("utf-8", "utf8", "us-ascii", "ascii")
 _MAX_NAME = 64
 
 _Path = tuple["_Path", object] | None
-"""Path of a value: the path of its object or list, and the key or index in it; None for the whole body."""
+"""Path of a JSON value: the enclosing value's path, and the key or index in it; None for the whole body."""
 
 
 class JsonBodyError(DraftRequestError):
-    """A body is not valid JSON; ``field`` is the path of the wrong value, if known."""
+    """Error for a body that is not valid JSON; ``field`` is the path of the wrong value, if known."""
 
 
 class _Doubled(dict[str, Any]):
-    """An object that repeats a name."""
+    """A JSON object in which a name occurs more than once."""
 
     name = ""
 
 
 def require_json_type(content_type: str) -> None:
-    """Refuse a body that is not declared as JSON in UTF-8.
+    """Raise an error for a body that is not declared as JSON in UTF-8.
 
     Args:
         content_type: value of the header; empty if there is none.
@@ -99,7 +99,7 @@ def escape_half_pairs(text: str) -> str:
 
 
 def read_model_json(text: str) -> Any:
-    """Return JSON that a model wrote, ready for a tokenizer: unpaired surrogates become replacement characters.
+    """Parse a model's JSON for use with a tokenizer: unpaired surrogates become replacement characters.
 
     Text is returned unchanged if it is not JSON or is nested too deeply.
     """
@@ -132,7 +132,7 @@ def _decoded(body: bytes) -> str:
 
 
 def _check(value: Any) -> None:
-    """Refuse a value with problems, and report the problem that comes first in the text.
+    """Raise an error for a value with problems, about the problem that comes first in the text.
 
     Raises:
         JsonBodyError: the value has a problem.

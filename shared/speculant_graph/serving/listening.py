@@ -30,10 +30,10 @@ _NAME_PROPERTIES = ("x509_common_name", "peer_dns")
 
 
 def bind_tcp(address: str, option: str) -> socket.socket:
-    """Listen on an address.
+    """Return a socket that listens on a TCP address.
 
     Args:
-        address: ``host:port``; port 0 chooses a free one.
+        address: ``host:port``; with port 0, a free port is chosen.
         option: the setting's name.
 
     Raises:
@@ -62,7 +62,7 @@ def lock_socket(path: Path, option: str) -> int:
     Without the lock, gRPC would replace any socket file, and would thus take the address from a running server.
 
     Returns:
-        File descriptor of the lock; the lock file is not removed.
+        File descriptor of the lock file, which is never removed.
 
     Raises:
         ConfigError: another server uses the path, or the file at the path is not a socket.
@@ -94,7 +94,7 @@ def lock_socket(path: Path, option: str) -> int:
 
 
 def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
-    """Return the TLS context of HTTP; None if no certificate is set.
+    """Return the TLS context for HTTP servers; None if no certificate is set.
 
     Like gRPC, the context requires client certificates if ``tls_client_ca`` is set.
 
@@ -170,7 +170,7 @@ def warn_of_exposure(config: AccessConfig, addresses: Iterable[str]) -> None:
 def certificate_names(auth_context: Mapping[str, Iterable[bytes]]) -> list[str]:
     """Return the common name and the DNS names of the client's certificate.
 
-    Without ``tls_client_ca`` there are no names, because only this setting makes clients prove that they own a
+    Without ``tls_client_ca``, the list is empty, because only this setting makes clients prove that they own a
     certificate.
 
     Args:

@@ -22,16 +22,16 @@ _UNINTERRUPTIBLE = "speculant-uninterruptible"
 
 
 class Server(Protocol):
-    """Interface of a server."""
+    """Interface of a server that :func:`serve_until_stopped` runs."""
 
     async def start(self) -> None:
         """Start serving; return when the server is ready."""
 
     async def stop(self) -> None:
-        """Let running calls finish, and release resources. Called once, even if the start failed or was cancelled."""
+        """Let running calls finish, and release resources; called once, even after a failed or cancelled start."""
 
     async def force_stop(self) -> None:
-        """Cancel running calls. Called while :meth:`stop` runs, which then returns soon."""
+        """Cancel running calls. The method runs during :meth:`stop`, which then returns soon."""
 
     async def reload(self) -> None:
         """Read the server's files again."""
@@ -40,7 +40,8 @@ class Server(Protocol):
 def serve_until_stopped(make_server: Callable[[], Server], name: str) -> None:
     """Serve until SIGTERM or SIGINT, and reload files on SIGHUP. A second SIGTERM or SIGINT cancels running calls.
 
-    Functions that still run in :func:`in_uninterruptible_thread` end with the process. The exit status is 0.
+    When the process ends, so do functions that :func:`in_uninterruptible_thread` still runs. The exit status of the
+    process is 0.
 
     Args:
         make_server: creates the server; called in the event loop.

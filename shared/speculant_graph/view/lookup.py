@@ -39,23 +39,23 @@ CONTROL_PICTURES = {
     "\u2028": "↵",
     "\u2029": "¶",
 }
-"""Symbols that the page shows for invisible characters, by character."""
+"""Maps each invisible character to the symbol that the page shows for it."""
 _SHOWN_TOKENS = 64
 """Maximum number of tokens of the text that the response lists individually."""
 _MOST_BRANCHES = 64
 _SEARCH_S = 5.0
-"""Time limit of a search in seconds; it is short because other lookups wait meanwhile."""
+"""Time limit of a search in the corpus, in seconds; it is short because other lookups wait meanwhile."""
 _DIGITS = 6
-"""Significant digits of probabilities."""
+"""Number of significant digits of the probabilities in an answer."""
 
 
 class GraphLookup:
-    """Answers questions about a graph. Not thread-safe."""
+    """Answers the explorer's questions about one graph. Not thread-safe."""
 
     def __init__(
         self, graph: NgramGraph, draft: DraftConfig, tokenizer: CorpusTokenizer | None, text_problem: str = ""
     ) -> None:
-        """Prepare lookups in a graph.
+        """Prepare to answer questions about a graph.
 
         Args:
             graph: the graph.
@@ -74,7 +74,7 @@ class GraphLookup:
         self._drafter = SessionDrafter(graph, config)
 
     def answer(self, question: Question) -> dict[str, Any]:
-        """Answer a question; see docs/explorer.md for the fields.
+        """Return the answer to a question; docs/explorer.md describes its fields.
 
         Raises:
             DraftRequestError: the question has text but there is no tokenizer, or it has ids outside the vocabulary.
@@ -182,7 +182,7 @@ class GraphLookup:
         return {"strategy": strategy, "budget": budget, "ended_early": draft.terminated_early, "nodes": nodes}
 
     def _longest_match(self, context: list[TokenId], token_id: TokenId) -> dict[str, Any]:
-        """Return the counts of a token after the longest context that it follows."""
+        """Return the count and probability of a token after the longest context that it follows in the graph."""
         for order in range(min(self._graph.max_order, len(context)), 0, -1):
             probability = self._graph.probability(context[-order:], token_id)
             if probability:
@@ -198,12 +198,12 @@ class GraphLookup:
 
 
 def described(graph: NgramGraph, name: str, generation: int, *, is_default: bool) -> dict[str, Any]:
-    """Return the page's description of a graph.
+    """Return the description of a graph for the explorer's page.
 
     Args:
         graph: the graph.
         name: the graph's name in questions.
-        generation: how many times the graph was loaded.
+        generation: serial number of the load that read the graph; see ListGraphs.
         is_default: whether the page shows it first.
     """
     metadata = graph.metadata
@@ -223,7 +223,7 @@ def described(graph: NgramGraph, name: str, generation: int, *, is_default: bool
 
 
 def listed(graphs: Sequence[dict[str, Any]], draft: DraftConfig) -> dict[str, Any]:
-    """Return the data that the page needs before its first question.
+    """Return the data that the explorer's page needs before its first question.
 
     Args:
         graphs: the available graphs, from :func:`described`.

@@ -17,7 +17,7 @@ STATES: dict[FileState, str] = {
     "unreadable": "it can't be read",
     "not kept": "it came through a pipe",
 }
-"""Messages about files that were not searched."""
+"""Messages that explain why a corpus file was not searched."""
 
 
 def locate(

@@ -23,7 +23,7 @@ def default_budget(k: int) -> int:
 
 
 class Question(BaseModel):
-    """A question about a graph."""
+    """A question about a graph, as a request to the explorer contains it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

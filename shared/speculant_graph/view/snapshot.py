@@ -10,7 +10,7 @@ import re
 from importlib.resources import files
 
 _MODULES = ("words", "api", "matches", "places", "successors", "tree", "main")
-"""Modules of the page's script, each after the modules that it imports."""
+"""JavaScript modules of the page, each after the modules that it imports."""
 _IMPORT = re.compile(r'^import (\{.*?\}) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:const|function|class) (\w+))", re.MULTILINE)
 

@@ -105,7 +105,9 @@ def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) ->
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("address", ["dns:///unix:///d.sock", "dns:///fleet", "dns:///", "dns://fleet:1"])
+@pytest.mark.parametrize(
+    "address", ["dns:///unix:///d.sock", "dns:///fleet", "dns:///", "dns://fleet:1", "localhost:1,", ",localhost:1"]
+)
 def test_other_names_are_refused(address: str) -> None:
     with pytest.raises(ConfigError) as caught:
         split_addresses(address)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 import speculant_verifier.training.trainer as trainer_module
-from speculant_graph.config import TrainConfig
+from speculant_graph.config import DraftModelConfig, TrainConfig, VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.draft_model.adapter_files import WEIGHTS_FILE, read_adapter, with_adapter
+from speculant_verifier.draft_model.factory import load_base
 from speculant_verifier.training.examples import Example, make_example
 from speculant_verifier.training.trainer import STRENGTH, Evaluation, Trainer, TrainingResult, train_adapter
-from support.tiny_models import tiny_gpt_oss, tiny_model
+from support.tiny_models import pack_experts, tiny_gpt_oss, tiny_model
 from support.training import recorded
 
 CONFIG = TrainConfig(rank=4, epochs=12, learning_rate=4e-2)
@@ -27,6 +30,16 @@ CONFIG = TrainConfig(rank=4, epochs=12, learning_rate=4e-2)
 def base(family: str = "llama", seed: int = 1) -> Any:
     """Return a draft model as after loading, with our own attention."""
     return (tiny_gpt_oss(seed=seed) if family == "gpt_oss" else tiny_model(family, seed)).model
+
+
+def four_bit_base(folder: Path) -> Callable[[], Any]:
+    """Write a tiny gpt-oss with experts in MXFP4; return a function that loads it as a draft model."""
+    tiny = tiny_gpt_oss(seed=1)
+    tiny.model.save_pretrained(folder)
+    tiny.tokenizer.save_pretrained(folder)
+    pack_experts(folder)
+    loading = VerifierConfig(device="cpu", num_threads=1)
+    return lambda: load_base(DraftModelConfig(name=str(folder)), loading)[0]
 
 
 @pytest.fixture(scope="module")
@@ -140,15 +153,16 @@ def test_where_nothing_is_better_there_is_no_candidate(tmp_path: Path, records, 
         train(tmp_path, records[:1])
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt_oss", "mxfp4"])
 def test_a_fresh_adapter_changes_nothing(tmp_path: Path, examples, family: str) -> None:
-    """B is zero, so logits equal the base's to the bit, also after publishing and merging."""
-    plain = base(family)
+    """B is zero, so logits equal the base's to the bit, also after publishing and merging, and with a 4-bit base."""
+    opened = partial(base, family) if family != "mxfp4" else four_bit_base(tmp_path / "packed")
+    plain = opened()
     plain.set_attn_implementation("sdpa" if plain._supports_sdpa else "eager")
-    trainer = Trainer(base(family), "tiny", CONFIG, tmp_path)
+    trainer = Trainer(opened(), "tiny", CONFIG, tmp_path)
     trainer.save(1, Evaluation(1.0, 0.5))
     assert trainer.best is not None
-    merged = with_adapter(base(family), "tiny", trainer.best[0])[0]
+    merged = with_adapter(opened(), "tiny", trainer.best[0])[0]
     merged.set_attn_implementation(plain.config._attn_implementation)
     token_ids = torch.from_numpy(examples[0].token_ids[None])
     with torch.no_grad():

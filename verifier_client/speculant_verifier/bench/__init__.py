@@ -1,1 +1,1 @@
-"""Benchmarks of the verifier: the cost of passes, and speed compared with plain decoding and transformers."""
+"""Benchmarks of the verifier: cost of forward passes, and speed versus plain decoding and transformers."""

@@ -1,4 +1,4 @@
-"""``speculant bench adapter``: compares a draft model, n-grams and both on text known to one of them or to neither."""
+"""``speculant bench adapter``: compares a draft model, n-grams, and both, on text that one or neither has seen."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _REQUESTS_AT_A_TIME = 2
 
 
 class BenchAdapterSettings(ReportingSettings):
-    """Decode prompts with the demo model, interleaved: plainly, with n-grams, with its draft model, and with both.
+    """Decode prompts with the demo model in four interleaved variants: plain, n-grams, draft model, and both.
 
-    The prompts are of three kinds: text known to the draft model, text in the graph, and text in neither. The exit
-    status is 1 if drafts changed a token.
+    The prompts come from three kinds of text: known to the draft model, contained in the graph, and known to neither.
+    The exit status is 1 if drafts changed a token.
     """
 
     limit: Annotated[int, Field(ge=1)] = 24
-    """Number of prompts of each kind."""
+    """Number of prompts per kind of text."""
     max_tokens: Annotated[int, Field(ge=8)] = 96
     """Maximum number of new tokens per prompt, at least 8."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; return 1 if drafts changed a token."""
+    """Run the benchmark and print its figures; return 1 if drafts changed a token."""
     settings = load_settings(BenchAdapterSettings, "bench adapter", arguments)
     with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
         figures = _measured(settings, Path(folder))
@@ -108,10 +108,11 @@ def _figures(trials: Trials) -> dict[str, Any]:
 
 
 def _kinds(settings: BenchAdapterSettings, target: TargetModel, graph: Path) -> dict[str, list[BenchRequest]]:
-    """Build the graph from a part of the text that is unknown to the draft model; return prompts of every kind.
+    """Build the graph from part of the text that the draft model has not seen; return prompts of each kind.
 
-    Only functions that the demo model continues correctly become prompts. The last prompt of each kind is only for
-    warm-up. It must differ from the measured prompts, because drafters learn from its output.
+    A function becomes a prompt only if the demo model continues it by more than half of ``max_tokens``. The last prompt
+    of each kind serves only for warm-up. The warm-up prompt must differ from the measured prompts, because drafters
+    learn from its output.
     """
     unknown = draft_files()[1]
     in_graph = [path for path in unknown if "http" in path.parts or "json" in path.parts]

@@ -1,4 +1,4 @@
-"""Decodes requests with this project's engine or other engines, in interleaved trials, and computes figures."""
+"""Decodes requests in interleaved trials, with this project's engine or another one, and computes statistics."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
     from speculant_verifier.model import TargetModel
 
 PHASES = ("draft", "forward", "verify", "commit", "other")
-"""Phases of a step. ``verify`` is the time from logits to accepted tokens, including stop checks."""
+"""Phases into which the duration of a decoding step is divided. Phase ``verify`` lasts from the logits to the accepted
+tokens, and includes stop checks."""
 
 
 @dataclass(eq=False, slots=True)
 class DecodedRow:
-    """Result of one request as its client sees it; filled during decoding."""
+    """Result of one request, as its client sees it; filled in during decoding."""
 
     token_ids: list[TokenId] = field(default_factory=list)
     arrivals: list[tuple[float, int]] = field(default_factory=list)
-    """Pairs of seconds since the start of the run and the number of tokens that arrived; empty if unknown."""
+    """Arrivals of tokens: pairs of seconds since the start of the run and number of tokens; empty if unknown."""
     num_steps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
@@ -39,24 +40,24 @@ class DecodedRow:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One run over a batch of requests."""
+    """Results of one run over a batch of requests."""
 
     rows: Sequence[DecodedRow]
-    """The requests, in order."""
+    """One entry per request, in order of submission."""
     total_s: float
-    """Seconds from submission to the last token."""
+    """Seconds from the submission of the batch to its last token."""
     num_passes: int = 0
-    """Number of passes that verified drafts of the batch, if counted."""
+    """Number of forward passes that verified the batch's drafts; 0 if not counted."""
     phase_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by phase; empty if not measured."""
+    """Seconds spent in each phase; empty if not measured."""
 
 
 Decode = Callable[[Sequence[BenchRequest]], Decoded]
-"""Decodes a batch of requests with one variant, for example without drafts."""
+"""Decodes a batch of requests with one decoding variant, such as decoding without drafts."""
 
 
 class EngineDecoding:
-    """One engine, whose learned state persists between calls."""
+    """Decodes with one engine, whose learned state persists between calls."""
 
     def __init__(
         self,
@@ -142,21 +143,21 @@ class DecodingStatistics:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second, including prefill."""
+        """Decoded tokens per second, counting the time of prefill."""
         return self.num_tokens / self.total_s
 
     @property
     def tokens_per_s_without_prompts(self) -> float:
-        """Tokens per second without prefill, if phases were measured."""
+        """Decoded tokens per second, without the time of prefill; requires measured phases."""
         return self.num_tokens / (self.total_s - sum(run.phase_s["prefill"] for run in self._runs))
 
     @property
     def mean_accepted_tokens(self) -> float:
-        """Tokens per step of a request; 1 is plain decoding."""
+        """Mean number of tokens per step of a request; 1 for plain decoding."""
         return self.num_tokens / max(1, self.num_steps)
 
     def timing(self) -> dict[str, Any]:
-        """Return the time to first token and the inter-token times of a stream, in milliseconds."""
+        """Return the median time to first token, and percentiles of the inter-token time, in milliseconds."""
         times = [[seconds for seconds, _ in row.arrivals] for row in self._rows]
         gaps = [after - before for each in times for before, after in itertools.pairwise(each)] or [0.0]
         return {
@@ -166,7 +167,7 @@ class DecodingStatistics:
         }
 
     def phase_ms(self) -> dict[str, float]:
-        """Return the mean duration of each phase per step of the batch, in milliseconds."""
+        """Return the mean milliseconds that a step of the batch spends in each phase."""
         return {
             phase: round(1e3 * sum(run.phase_s[phase] for run in self._runs) / max(1, self.num_passes), 4)
             for phase in PHASES
@@ -178,9 +179,9 @@ class Trials:
     """Results of all decoding variants on the same requests."""
 
     requests: Sequence[BenchRequest]
-    """The requests, in order."""
+    """One entry per request, in order of submission."""
     runs: Mapping[str, Sequence[Decoded]]
-    """The runs of each variant, one per batch."""
+    """The runs of each decoding variant, one run per batch."""
 
     def statistics(self, variant: str) -> DecodingStatistics:
         """Return the statistics of one variant."""
@@ -191,14 +192,14 @@ class Trials:
         return [row for run in self.runs[variant] for row in run.rows]
 
     def is_identical(self, variant: str, reference: str) -> bool:
-        """Return whether a variant's output equals the recorded output, or else the reference variant's."""
+        """Return whether a variant emits the recorded tokens or, if none are recorded, the reference variant's."""
         return not self.differences(variant, reference)
 
     def differences(self, variant: str, reference: str) -> list[tuple[int, int]]:
-        """Return where a variant's output differs from the recorded output, or else from the reference variant's.
+        """Return where a variant deviates from the recorded tokens or, if none are recorded, from the reference.
 
         Returns:
-            The index of each differing request, and the number of equal tokens before its first difference.
+            Pairs (index of a differing request, number of equal tokens before its first difference).
         """
         found = []
         for index, (request, row, plain) in enumerate(
@@ -211,7 +212,7 @@ class Trials:
         return found
 
     def __add__(self, other: Trials) -> Trials:
-        """Return both trials combined; they must have the same variants."""
+        """Return the combined results of two trials, which must have the same variants."""
         runs = {variant: (*runs, *other.runs[variant]) for variant, runs in self.runs.items()}
         return Trials((*self.requests, *other.requests), runs)
 
@@ -219,7 +220,7 @@ class Trials:
 def interleaved(
     variants: Mapping[str, Decode], requests: Sequence[BenchRequest], batch: int, tell: Progress | None = None
 ) -> Trials:
-    """Decode requests with every variant, interleaved.
+    """Decode requests with every variant; the variants take turns batch by batch.
 
     Args:
         variants: the decoding variants, at least one.

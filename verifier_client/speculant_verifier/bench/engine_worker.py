@@ -1,7 +1,7 @@
 """Runs vLLM, llama-cpp-python or llama-server in its own process for ``speculant bench engines``.
 
-It reads orders and writes results as JSON Lines. This file runs in the engine's own installation, which may lack torch
-and the other modules of this package.
+The worker process reads orders from standard input and writes results to standard output, both as JSON Lines. This file
+runs in the engine's own installation, which may lack torch and the other modules of this package.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 Decode = Callable[[list[list[int]], int], tuple[list[list[int]], int, list[float]]]
-"""Takes prompts and the maximum number of new tokens. Returns the new tokens, the number of passes summed over all
-sequences, and the duration in seconds of each batch of drafts since the start, if known."""
+"""Function that takes prompts and the maximum number of new tokens per prompt. The function returns the new tokens, the
+number of passes summed over all sequences, and the drafting times. The drafting times are the seconds per batch of
+drafts since the worker's start; empty if unknown."""
 Gap = Callable[[list[int]], float]
-"""Takes token ids; returns the difference between the log-probabilities of the two best next tokens."""
+"""Function that takes token ids and returns the difference between the log-probabilities of the two best next
+tokens."""
 
 _LONGEST_LOOKUP = 3
 _START_TIMEOUT_S = 300.0

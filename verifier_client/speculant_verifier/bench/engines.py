@@ -28,10 +28,10 @@ from speculant_verifier.bench.workload import BenchRequest, read_prompts
 from speculant_verifier.demo.corpus import beginnings
 
 EngineName = Literal["vllm", "llama-cpp-python", "llama-server"]
-"""Name of an engine."""
+"""Name of an inference engine that can be measured."""
 
 PROPOSER = "speculant_graph.engines.vllm.SpeculantProposer"
-"""The proposer class in vLLM's configuration."""
+"""Path of this project's proposer class, as vLLM's configuration names it."""
 
 _NONE, _OURS = "none", "speculant"
 _MOST_DRAFTED = 8
@@ -39,47 +39,51 @@ _WORKER = "speculant_verifier.bench.engine_worker"
 _PROGRAMS: dict[EngineName, str] = {
     "vllm": "vllm/bin/python", "llama-cpp-python": "llama-cpp/bin/python", "llama-server": "llama-server",
 }  # fmt: skip
-"""Path of each engine's Python or program, as installed by ``make engines``, within the folder of the engines."""
+"""Path of each engine's Python interpreter or program, relative to the folder where ``make engines`` installs the
+engines."""
 _BATCHES: dict[EngineName, tuple[int, ...]] = {"vllm": (1, 8), "llama-cpp-python": (1,), "llama-server": (1,)}
 _PROMPTS_PER_LIMIT = {1: 1, 8: 4}
-"""Prompts per unit of the limit, by rows: eight rows need more prompts for a measurement of similar duration."""
+"""Factor from --limit to the number of prompts, by batch size. A batch of eight needs more prompts for a measurement of
+similar duration."""
 _ROUNDS = (1, 2)
 _LAST_LINES = 2
 _STOP_S = 10.0
 
 
 class BenchEnginesSettings(ReportingSettings):
-    """Let engines continue the same prompts greedily, interleaved: without drafts, with their own, and with ours.
+    """Continue the same prompts greedily in each engine, interleaved: no drafts, the engine's drafts, and ours.
 
-    'make engines' installs the engines; missing engines are skipped. Every prompt runs twice; drafters may have learned
-    from the first run. vLLM uses its V1 model runner; the V2 runner is not measured. The exit status is 1 if drafts
-    changed a token (except with vLLM in bfloat16). It is also 1 if an engine that is installed or named by --only has
-    no result without drafts or with ours.
+    'make engines' installs the engines; missing engines are skipped. Every prompt runs in two rounds; in the second
+    round, drafters may have learned from the first. The measurement covers vLLM's V1 model runner, but not its V2 model
+    runner. The exit status is 1 if drafts changed a token (except with vLLM in bfloat16). The exit status is also 1 if
+    an engine that is installed or named by --only lacks a result without drafts or with our drafts.
     """
 
     model: Path
     """Folder of the checkpoint that vLLM serves."""
     graph_path: Path
-    """Graph of a corpus, built with the model's tokenizer."""
+    """Graph file of a corpus, built with the model's tokenizer."""
     gguf: Path | None = None
-    """The same model as a GGUF file for llama.cpp; without it llama.cpp is skipped."""
+    """The same model as a GGUF file, for llama.cpp; if not given, llama.cpp is skipped."""
     prompts: Path | None = None
-    """Prompts: one per line, or JSON Lines with the field 'prompt'; by default the first lines of functions of Python's
-    standard library."""
+    """File of prompts: one per line, or JSON Lines with the field 'prompt'. By default, prompts are the first lines of
+    functions of Python's standard library."""
     engines: Path = Path(".cache/engines")
-    """Folder of the engines."""
+    """Folder in which 'make engines' has installed the engines."""
     only: Literal["", "vllm", "llama-cpp-python", "llama-server"] = ""
-    """Measure only this engine."""
+    """Name of the only engine to measure; by default, all engines are measured."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Data type of vLLM. In bfloat16, any drafts may change how near ties are resolved."""
+    """Data type of the model in vLLM. In bfloat16, drafts from any source may flip a choice between two nearly equal
+    tokens."""
     limit: Annotated[int, Field(ge=1)] = 24
-    """Maximum number of prompts to continue one at a time; four times as many are continued eight at a time."""
+    """Maximum number of prompts that are decoded one at a time. In batches of eight, four times as many prompts are
+    decoded."""
     max_tokens: Annotated[int, Field(ge=2)] = 60
     """Maximum number of new tokens per prompt, at least 2."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; return the exit status."""
+    """Run the benchmark and print its figures; return the exit status."""
     settings = load_settings(BenchEnginesSettings, "bench engines", arguments)
     found: list[EngineName] = []
     results: list[dict[str, Any]] = []
@@ -119,7 +123,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _methods(engine: EngineName, batch: int, graph: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """Return an engine's drafting methods by name, with the worker's parameters."""
+    """Return the drafting methods to measure in an engine, by name, with their parameters for the worker process."""
     width = ["--spec-draft-n-max", str(_MOST_DRAFTED)]
     cache = ["--spec-type", "ngram-cache", *width]
     sources: dict[str, dict[str, Any]] = {
@@ -151,7 +155,7 @@ class Candidate:
     """An engine with one drafting method, running in its own process and controlled by orders."""
 
     def __init__(self, settings: BenchEnginesSettings, folder: Path, order: dict[str, Any]) -> None:
-        """Start the engine's process.
+        """Start the engine's worker process.
 
         Args:
             settings: paths and options.
@@ -181,7 +185,7 @@ class Candidate:
         self._ask({**order, **paths, "dtype": settings.dtype})
 
     def decode(self, requests: Sequence[BenchRequest]) -> Decoded:
-        """Continue prompts greedily. The first row has the number of steps of all prompts together."""
+        """Continue prompts greedily. The first row of the result holds the number of steps summed over all prompts."""
         prompts = [list(request.prompt) for request in requests]
         answer = self._ask({"prompts": prompts, "max_tokens": requests[0].max_tokens})
         rows = [DecodedRow(ids) for ids in answer["ids"]]
@@ -224,7 +228,7 @@ def _measure(
     folder: Path,
     requests: Sequence[BenchRequest],
 ) -> list[dict[str, Any]]:
-    """Return one result for each drafting method and round."""
+    """Measure an engine at one batch size; return one result per drafting method and round."""
     longest = max(len(request.prompt) + request.max_tokens for request in requests) + _MOST_DRAFTED + 1
     running: dict[str, Candidate] = {}
     head = {"engine": engine, "batch": batch}
@@ -265,7 +269,7 @@ def _measure(
 
 
 def _differences(trials: Trials, method: str, plain: Candidate) -> list[dict[str, Any]]:
-    """Return where a method's output diverges from plain decoding, and the gap between the two best tokens there."""
+    """Return where a method diverges from plain decoding, and the log-probability gap of the two best tokens there."""
     found = []
     for index, length in trials.differences(method, _NONE):
         text = [*trials.requests[index].prompt, *trials.rows(_NONE)[index].token_ids[:length]]

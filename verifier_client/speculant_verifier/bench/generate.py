@@ -1,4 +1,4 @@
-"""``speculant bench generate``: compares plain decoding, drafts, and transformers' own methods."""
+"""``speculant bench generate``: compares plain decoding, decoding with drafts, and transformers' own methods."""
 
 from __future__ import annotations
 
@@ -45,38 +45,40 @@ _COLUMNS = (
 
 
 class BenchGenerateSettings(ReportingSettings):
-    """Decode the same requests with this engine and with transformers, plainly and with drafts, interleaved.
+    """Decode the same requests with this engine and with transformers, each with and without drafts, interleaved.
 
-    Transformers' generate runs plainly and with prompt lookup, on the same model object. With recorded outputs, the
-    passes are real, but every decoder is forced to emit the recorded tokens. The exit status is 1 if drafts changed a
-    token in float32.
+    Transformers' generate runs on the same model object, both plainly and with prompt lookup. With recorded outputs,
+    the forward passes are real, but every decoder is forced to emit the recorded tokens. The exit status is 1 if drafts
+    changed a token in float32.
     """
 
     prompts: Path | None = None
-    """Prompts: one per line, or JSON Lines with the field 'prompt'."""
+    """File of prompts: one per line, or JSON Lines with the field 'prompt'."""
     replay: CliVariadicArg[list[TypedPath]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Recorded outputs instead of prompts: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload."""
+    """Recorded outputs instead of prompts: JSON Lines files, each line with the texts 'prompt' and 'output'. Each file
+    of recorded outputs forms one workload, with its own figures."""
     graph_path: GraphPaths = []  # noqa: RUF012
     """Graph file to draft from in this process, or up to four graph files as layers."""
     batch: Annotated[int, Field(ge=1, le=256)] = 1
-    """Number of requests decoded together. Transformers is measured only at 1, because its speculative decoding
-    supports no larger batch."""
+    """Number of requests that are decoded together in a batch. Transformers is measured only at batch size 1, because
+    its speculative decoding supports no larger batch."""
     limit: Annotated[int, Field(ge=1)] | None = None
     """Maximum number of requests to decode from the start of each file; by default 10 for recorded outputs."""
     verifier: VerifierConfig = VerifierConfig()
-    """The model: a folder, a name on the hub, or random weights such as 'random:150M' with the tokenizer's folder."""
+    """The target model: a folder, a name on the hub, or random weights such as 'random:150M' plus a tokenizer's
+    folder."""
     draft: DraftConfig = DraftConfig()
     """Drafting options."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """A small language model that also drafts."""
+    """Draft model: a small language model that drafts together with the n-grams, or alone."""
     generation: GenerationConfig = GenerationConfig()
-    """Sampling and length of the output; at most 128 tokens by default."""
+    """Sampling settings and maximum length of the output; by default, at most 128 tokens."""
     client: ClientConfig = ClientConfig()
-    """The drafter sidecar, if any. It keeps text that it learned earlier."""
+    """Connection to the drafter sidecar, if any. The sidecar keeps text that it has learned in earlier runs."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; return 1 if drafts changed a token in float32."""
+    """Run the benchmark and print its figures; return 1 if drafts changed a token in float32."""
     settings = load_settings(BenchGenerateSettings, "bench generate", arguments)
     if (settings.prompts is not None) == bool(settings.replay):
         raise ConfigError("name what to decode: one of --prompts FILE and --replay TRACES")

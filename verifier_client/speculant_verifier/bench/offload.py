@@ -1,9 +1,9 @@
-"""``speculant bench offload``: compares drafts, no drafts and accelerate for a model that exceeds memory.
+"""``speculant bench offload``: decodes a model larger than memory, with and without drafts and with accelerate.
 
-Weights are random, because the time of a pass does not depend on them. The model is forced to output recorded text,
-whose tokens are renumbered so that a small vocabulary suffices. A draft model has real weights: it drafts the recorded
-outputs in its own vocabulary, with SpecExec's trees. Every variant runs in its own process, so that its memory can be
-measured.
+Weights are random, because the duration of a forward pass does not depend on their values. The model is forced to
+output recorded text, whose tokens are renumbered so that a small vocabulary suffices. A draft model, if given, has real
+weights, and drafts the recorded outputs in its own vocabulary as SpecExec trees. Streaming, accelerate and the model in
+memory run in separate processes, so that the memory of each can be measured.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ if TYPE_CHECKING:
 
 
 class BenchOffloadSettings(ReportingSettings):
-    """Decode recorded outputs with a model larger than a memory budget, and with the same model entirely in memory.
+    """Decode recorded outputs with a model larger than a memory budget; compare with the model entirely in memory.
 
-    It decodes plainly, with trees of at most --nodes nodes, and plainly with accelerate's disk offloading under the
-    same budget. With a draft model, the strategy specexec drafts the trees, with 64 nodes per draft pass. The exit
-    status is 1 if a logit differs.
+    Decoding runs plainly and with draft trees of at most --nodes nodes. For comparison, accelerate's disk offloading
+    runs plain passes under the same memory budget. If a draft model is given, the strategy specexec drafts the trees,
+    with 64 nodes per pass of the draft model. The exit status is 1 if offloading changed a logit.
     """
 
     replay: CliVariadicArg[list[TypedPath]]
-    """Recorded outputs: JSON Lines with the texts 'prompt' and 'output'. Each file is a workload."""
+    """Recorded outputs: JSON Lines files, each line with the texts 'prompt' and 'output'. Each file of recorded outputs
+    forms one workload, with its own figures."""
     tokenizer: str
-    """Tokenizer of the recorded outputs: a folder."""
+    """Folder of the tokenizer for the recorded outputs."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """Draft model with the tokenizer of the recorded outputs. By default, drafts come from n-grams of the outputs."""
+    """Draft model, which must use the tokenizer of the recorded outputs. By default, drafts come from n-grams of the
+    recorded outputs."""
     family: Literal["llama", "gpt-oss"] = "llama"
-    """Architecture of the random weights."""
+    """Architecture of the model with random weights."""
     size: ByteSize = ByteSize(3_000_000_000)
-    """Size of the random weights, in bfloat16."""
+    """Total size of the model's random weights, stored in bfloat16."""
     ram_budget: ByteSize = ByteSize(1_000_000_000)
-    """Memory limit of the process."""
+    """Memory limit of a process whose weights are offloaded."""
     nodes: Annotated[list[int], COMMAS] = [16, 64, 256, 1024]  # noqa: RUF012 - every instance gets its own copy
-    """Maximum numbers of nodes per tree, separated by commas."""
+    """Tree sizes to measure: maximum numbers of nodes per tree, separated by commas."""
     depth: Annotated[int, Field(ge=1, le=255)] = 16
     """Maximum depth of a draft model's trees."""
     limit: Annotated[int, Field(ge=1)] = 4
@@ -59,7 +61,7 @@ class BenchOffloadSettings(ReportingSettings):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; return 1 if offloading changed a logit."""
+    """Run the benchmark and print its figures; return 1 if offloading changed a logit."""
     settings = load_settings(BenchOffloadSettings, "bench offload", arguments)
     from speculant_verifier.bench import offload_runs as runs
 

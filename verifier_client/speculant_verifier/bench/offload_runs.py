@@ -1,4 +1,4 @@
-"""The processes of ``speculant bench offload``."""
+"""Functions that the processes of ``speculant bench offload`` run."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ if TYPE_CHECKING:
 
 _VOCABULARY = 16_384
 _PLAIN_TOKENS = 16
-"""Number of tokens decoded without drafts; a few suffice, because every token takes the same time."""
+"""Number of tokens to decode per output without drafts; a few suffice, because every token takes the same time."""
 _NUM_PASSES = 5
 _BRANCHES = 64
-"""Number of nodes per draft pass, as in SpecExec's paper."""
+"""Number of tree nodes that one pass of the draft model expands, as in SpecExec's paper."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadPlan:
-    """The plan of a measurement."""
+    """Plan of a measurement: folders, sizes and workloads that its processes share."""
 
     folder: Path
-    """Folder of the checkpoint and of the files that processes exchange."""
+    """Folder for the checkpoint and for the files that the processes exchange."""
     tokenizer: str
     draft_model: str
-    """Draft model for strategy specexec. If empty, n-grams draft as many nodes as pay off."""
+    """Draft model for the strategy specexec. If no draft model is named, n-grams draft as many nodes as pay off."""
     family: str
     size: int
-    """Size of the weights in bytes."""
+    """Size of the random weights, in bytes."""
     ram_budget: int
-    """Memory limit of a process in bytes."""
+    """Memory limit of a process whose weights are offloaded, in bytes."""
     nodes: tuple[int, ...]
-    """Node budgets of the trees."""
+    """Node budgets of the draft trees to measure."""
     depth: int
     """Maximum depth of a draft model's trees."""
     workloads: Mapping[str, Sequence[BenchRequest]]
@@ -69,14 +69,14 @@ class OffloadPlan:
 
     @property
     def checkpoint(self) -> Path:
-        """Folder of the weights."""
+        """Folder of the checkpoint with the random weights."""
         return self.folder / "model"
 
 
 def workloads_of(settings: BenchOffloadSettings) -> tuple[dict[str, list[BenchRequest]], int]:
     """Read recorded outputs; return them and the size of their vocabulary.
 
-    Without a draft model, tokens are renumbered in the order in which they occur.
+    If there is no draft model, tokens are renumbered in the order in which they first occur.
 
     Raises:
         ConfigError: the outputs have more distinct tokens than the vocabulary.
@@ -153,7 +153,7 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
 
 
 def accelerate(plan: OffloadPlan) -> dict[str, Any]:
-    """Measure passes with accelerate's disk offloading.
+    """Measure forward passes with accelerate's disk offloading.
 
     The page cache is emptied before each pass, because a machine with only the budgeted memory would have no page
     cache.
@@ -184,7 +184,7 @@ def accelerate(plan: OffloadPlan) -> dict[str, Any]:
 
 
 def resident(plan: OffloadPlan) -> dict[str, Any]:
-    """Compute logits with all weights in memory, and compare them with the logits of offloaded weights."""
+    """Compute logits with all weights in memory, and compare them with the logits from offloaded weights."""
     target = _loaded(plan)
     figures: dict[str, Any] = {"identical": torch.equal(torch.load(plan.folder / "streamed.pt"), _logits(target, plan))}
     for name, width in (("", 1), ("wide_", max(plan.nodes))):
@@ -221,7 +221,7 @@ def _loaded(plan: OffloadPlan, **options: Any) -> TargetModel:
 def _decode(
     target: TargetModel, plan: OffloadPlan, costs: CostTable, requests: Sequence[BenchRequest], nodes: int
 ) -> DecodingStatistics:
-    """Decode with trees of at most ``nodes`` nodes; if it is 0, decode only the first tokens, without drafts."""
+    """Decode with trees of at most ``nodes`` nodes; if ``nodes`` is 0, decode only the first tokens, without drafts."""
     if not nodes:
         beginnings = [(request.teacher_forced or ())[:_PLAIN_TOKENS] for request in requests]
         requests = [
@@ -244,7 +244,7 @@ def _decode(
 
 
 def _logits(target: TargetModel, plan: OffloadPlan) -> torch.Tensor:
-    """Return the logits for a prompt and a tree. The tree holds the output, and a copy of the output's first tokens."""
+    """Return the logits for a prompt and a tree. The tree has the output and, as a branch, its first tokens again."""
     request = next(iter(plan.workloads.values()))[0]
     output = request.teacher_forced or ()
     again = output[:8]
@@ -256,7 +256,7 @@ def _logits(target: TargetModel, plan: OffloadPlan) -> torch.Tensor:
 
 
 def _pass_of(target: TargetModel, width: int) -> tuple[float, int]:
-    """Return the duration of a pass over random tokens in seconds, and the number of bytes that the pass reads."""
+    """Return the duration in seconds of a pass over random tokens, and the number of bytes of weights that it reads."""
     tokens = torch.randint(target.vocabulary_size, (width,)).tolist()
     draft = Draft(tuple(tokens[1:]), (0,) * (width - 1))
     before = target.offload.num_bytes if target.offload else 0

@@ -1,4 +1,4 @@
-"""``speculant bench serve``: many concurrent streams from a service, with and without drafts."""
+"""``speculant bench serve``: measures many concurrent streams from a service, with and without drafts."""
 
 from __future__ import annotations
 
@@ -36,32 +36,34 @@ _TIMEOUT_S = 600.0
 class BenchServeSettings(ReportingSettings):
     """Send many concurrent streams to a service, in alternating rounds without and with drafts.
 
-    Without --url, it serves the demo's model itself, together with a drafter. The exit status is 1 if a request failed.
+    Without --url, the command serves the demo model itself, together with a drafter. The exit status is 1 if a request
+    failed.
     """
 
     url: str = ""
-    """A running service: the base URL of its API, ending in /v1."""
+    """Base URL of a running service's API, ending in /v1."""
     api_key: SecretStr = SecretStr("")
     """API key of the service, if it requires a key."""
     prompts: Path | None = None
-    """Prompts: one per line, or JSON Lines with the field 'prompt'; if there are too few, they are reused, and drafts
-    learn from that. By default, each prompt is the beginning of a different function of the demo's library."""
+    """File of prompts: one per line, or JSON Lines with the field 'prompt'. If there are too few prompts, they are
+    reused, and drafters learn from the repetition. By default, each prompt is the beginning of a different function of
+    the demo's library."""
     streams: Annotated[int, Field(ge=1, le=4096)] = 50
     """Concurrent requests."""
     requests: Annotated[int, Field(ge=1, le=100_000)] = 250
     """Number of requests per round; request n uses seed n."""
     rounds: Annotated[int, Field(ge=1, le=100)] = 2
-    """Number of rounds without drafts, and as many with drafts."""
+    """Number of rounds without drafts; the same number of rounds runs with drafts."""
     max_tokens: Annotated[int, Field(ge=1)] = 64
     """Number of tokens of each answer; the model's end token is ignored."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Sampling temperature."""
     kill_drafter: bool = False
-    """Kill and restart the drafter after a quarter of every round with drafts; only without --url."""
+    """Kill and restart the drafter after a quarter of every round with drafts; not allowed together with --url."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; return 1 if a request failed."""
+    """Run the benchmark and print its figures; return 1 if a request failed."""
     settings = load_settings(BenchServeSettings, "bench serve", arguments)
     if settings.url:
         _require_url(settings.url)
@@ -101,22 +103,22 @@ def _own_servers(folder: Path, num_streams: int) -> Iterator[tuple[str, OwnDraft
 
 @dataclass(slots=True)
 class Answer:
-    """One response from the client's view."""
+    """One response, as its client sees it."""
 
     started_s: float = 0.0
     first_s: float = 0.0
-    """Time when the first text arrived."""
+    """Time at which the first text of the response arrived, in seconds."""
     ended_s: float = 0.0
     text: str = ""
     num_tokens: int = 0
     statistics: Mapping[str, Any] = field(default_factory=dict)
-    """The server's statistics, from the last event."""
+    """The server's statistics about the response, from the last event of the stream."""
     failure: str = ""
     """Why the response is incomplete; empty if complete."""
 
 
 async def _play(settings: BenchServeSettings, url: str, drafter: OwnDrafter | None) -> dict[str, list[list[Answer]]]:
-    """Return the responses of every variant and round."""
+    """Send all requests of all rounds; return the responses by variant and round."""
     if settings.prompts is None:
         prompts = beginnings(settings.rounds * settings.requests + 1)
     else:
@@ -189,7 +191,7 @@ async def _model(session: httpx2.AsyncClient) -> str:
 async def _ask_all(
     session: httpx2.AsyncClient, prompts: Sequence[str], fields: Mapping[str, Any], num_streams: int, tell: Progress
 ) -> list[Answer]:
-    """Send all prompts with limited concurrency; prompt n has seed n. Failures are recorded, not raised."""
+    """Send all prompts with limited concurrency; prompt n has seed n. Failed requests are recorded, not raised."""
     answers = [Answer() for _ in prompts]
     waiting = iter(enumerate(prompts))
     num_done = 0
@@ -240,7 +242,7 @@ def _take(answer: Answer, event: Mapping[str, Any]) -> None:
 
 
 async def _kill(drafter: OwnDrafter, may_kill: asyncio.Event) -> None:
-    """Kill and restart the drafter when ``may_kill`` is set, during a round."""
+    """Kill and restart the drafter as soon as ``may_kill`` is set during a round."""
     await may_kill.wait()
     await asyncio.to_thread(drafter.kill_and_start)
 

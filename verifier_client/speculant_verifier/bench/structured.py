@@ -1,4 +1,4 @@
-"""``speculant bench structured``: typical agent requests, with structured output or a shared prefix."""
+"""``speculant bench structured``: measures typical agent requests, with structured output or a shared prefix."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _Number = Annotated[int, Field(ge=1, le=9999)]
 
 
 class BenchStructuredSettings(ReportingSettings):
-    """Decode records of a strict schema with and without tokens that the schema forces; continue a long conversation.
+    """Measure drafts of the tokens that a strict schema forces, and the prefix cache in a long conversation.
 
     The exit status is 1 if drafts change an answer, or if an answer violates its schema.
     """
 
     verifier: VerifierConfig = VerifierConfig()
-    """The model; by default random weights with the named tokenizer."""
+    """Target model; by default, a model with random weights and the named tokenizer."""
     records: Annotated[int, Field(ge=1)] = 16
-    """Number of records to write."""
+    """Number of JSON records to decode."""
     batch: Annotated[int, Field(ge=1)] = 8
     """Sequences decoded together."""
     nodes: Annotated[int, Field(ge=1)] = 8
-    """Maximum number of drafted tokens per row."""
+    """Maximum number of drafted tokens per sequence and step."""
     conversation: Annotated[int, Field(ge=64)] = 4000
     """Length of the long conversation in tokens, at least 64."""
 
@@ -65,7 +65,7 @@ class _Item(_Part):
 
 
 class _Order(_Part):
-    """The record that the model writes."""
+    """Schema of the records that the model writes."""
 
     order_number: _Number
     customer: _Customer
@@ -74,7 +74,7 @@ class _Order(_Part):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Measure and print; return 1 if drafts changed an output, or if an output violates its schema."""
+    """Run the benchmark and print its figures; return 1 if drafts changed an output or one violates its schema."""
     settings = load_settings(BenchStructuredSettings, "bench structured", arguments)
     begin("loading the model")
     verifier = settings.verifier
@@ -94,7 +94,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class _Runs:
-    """The measurements on one model."""
+    """Runs the measurements with one model."""
 
     def __init__(self, target: TargetModel, batch: int, nodes: int) -> None:
         from speculant_verifier.conversation.tool_calls import STRICT
@@ -111,10 +111,10 @@ class _Runs:
         self._grammar = grammar
 
     def records(self, count: int) -> dict[str, Any]:
-        """Decode records freely with and without drafts, and forced to usual tokens with and without the grammar.
+        """Decode free records, with and without drafts, and forced records, with and without the grammar.
 
-        Only the forced records show the gain from the grammar, because a model with random weights tokenises words
-        unusually.
+        Forced records consist of the tokenizer's usual tokens. Only forced records show the gain from the grammar,
+        because a model with random weights tokenises words unusually.
         """
         free = [
             BenchRequest((*self._prompt, *self._target.encode(f"{index}. ")), _LONGEST, grammar=self._grammar)
@@ -136,7 +136,7 @@ class _Runs:
         }
 
     def masks(self) -> dict[str, Any]:
-        """Measure the time to check a token and to mask logits, at every node of drafts for some records."""
+        """Time the grammar's token check and logit mask at every draft node of some records."""
         import torch
 
         logits = torch.randn(self._target.vocabulary_size)
@@ -158,7 +158,7 @@ class _Runs:
         }
 
     def second_call(self, length: int) -> dict[str, Any]:
-        """Answer a conversation, then a further question in it, with and without the prefix cache."""
+        """Answer a conversation and then a follow-up question, with and without the prefix cache."""
         words = self._target.vocabulary_size
         conversation, question = ([self._random.randrange(words) for _ in range(each)] for each in (length, 60))
         settings = GenerationConfig(ignore_end_tokens=True)

@@ -29,7 +29,7 @@ class _Arrivals(BaseStreamer):
         self._has_prompt = False
 
     def put(self, value: Tensor) -> None:
-        """Receive the prompt first, then the tokens of every step."""
+        """Receive the prompt in the first call, then the tokens of each step."""
         if self._has_prompt:
             self.seen.append((time.perf_counter() - self.started, value.numel()))
         self._has_prompt = True
@@ -43,7 +43,8 @@ def decode_transformers(
 ) -> Decoded:
     """Decode one request with transformers' ``generate``.
 
-    The model object and its attention are the same as for this project's engine, and recorded outputs are forced, too.
+    Transformers uses the same model object and attention as this project's engine. If a request has a recorded output,
+    ``generate`` is forced to emit it.
 
     Args:
         target: the model.
@@ -87,10 +88,10 @@ def decode_transformers(
 
 @contextmanager
 def _forced_output(model: nn.Module, request: BenchRequest) -> Iterator[None]:
-    """Make transformers output a record: after each prefix of the record, its next token gets the highest logit.
+    """Make transformers emit a recorded output by giving its next token the highest logit at every position.
 
-    This function changes the logits that the model returns. A logits processor could do the same, but would make
-    transformers copy the logits.
+    This function changes the logits that the model returns. A logits processor could force the tokens, too, but would
+    make transformers copy the logits.
     """
 
     def force(_: nn.Module, __: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:

@@ -18,26 +18,27 @@ from speculant_graph.settings import ReportingSettings, load_settings
 
 
 class BenchVerifyCostSettings(ReportingSettings):
-    """Measure the cost of verifying drafts: forward passes over the last token and drafted nodes.
+    """Measure the cost of verifying drafts: durations of forward passes over the last token and drafted nodes.
 
-    Every figure is the smallest of repeated, interleaved passes. Points that do not fit into --time are left out, the
-    largest first.
+    Every figure is the shortest duration among repeated, interleaved passes. If --time does not suffice for all points,
+    the largest passes are left out first.
     """
 
     batch: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 4, 8]  # noqa: RUF012
-    """Rows per pass, separated by commas."""
+    """Batch sizes to measure: rows per pass, separated by commas."""
     tokens: Annotated[list[Annotated[int, Field(ge=1, le=MAX_POINT)]], COMMAS] = [  # noqa: RUF012
         1, 2, 4, 8, 16, 32, 64,
     ]  # fmt: skip
-    """Tokens per row, separated by commas; 1 is plain decoding."""
+    """Pass widths to measure: tokens per row, separated by commas; 1 is plain decoding."""
     context: Annotated[int, Field(ge=0, le=1 << 20)] = 200
-    """Cached tokens per row."""
+    """Number of tokens per row that are in the KV cache before a measured pass."""
     time: Annotated[float, Field(gt=0.0, le=3_600.0)] = 30.0
     """Maximum duration of the measurement, in seconds."""
     output: Path | None = None
-    """Write the cost curve of the first batch size to this JSON file, for 'speculant bench replay --cost'."""
+    """JSON file for the cost curve of the first batch size, which 'speculant bench replay --cost' reads."""
     verifier: VerifierConfig = VerifierConfig()
-    """The model: a folder, a name on the hub, or random weights such as 'random:150M' with the tokenizer's folder."""
+    """The target model: a folder, a name on the hub, or random weights such as 'random:150M' plus a tokenizer's
+    folder."""
 
 
 def run(arguments: Sequence[str]) -> int:

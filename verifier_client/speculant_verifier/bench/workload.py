@@ -1,7 +1,7 @@
 """Requests and models for benchmarks: prompts or recorded outputs, and checkpoints or random weights.
 
-The time of a pass hardly depends on the weights, so random weights of the same shape suffice. Random weights produce
-meaningless text, so such a model should replay recorded outputs.
+The duration of a forward pass hardly depends on the values of the weights, so random weights of the same shape suffice.
+A model with random weights writes meaningless text, so it should replay recorded outputs.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class BenchRequest:
     max_tokens: int
     """Maximum number of tokens to decode."""
     teacher_forced: tuple[TokenId, ...] | None = None
-    """Forced output of ``max_tokens`` tokens; None: the model chooses."""
+    """Tokens that the model is forced to output, ``max_tokens`` in number; None: the model chooses its tokens."""
     grammar: Grammar | None = None
-    """Grammar of the output, if constrained."""
+    """Grammar that constrains the output; None for free output."""
 
 
 def requests_of(texts: Sequence[str], target: TargetModel, max_tokens: int) -> list[BenchRequest]:
@@ -61,7 +61,7 @@ def requests_of(texts: Sequence[str], target: TargetModel, max_tokens: int) -> l
 def replayed_requests(
     paths: Sequence[Path], target: TargetModel, limit: int | None, max_tokens: int
 ) -> dict[str, list[BenchRequest]]:
-    """Create requests that replay the first ``max_tokens`` tokens of recorded outputs, by workload.
+    """Create requests that replay the first ``max_tokens`` tokens of recorded outputs; return them by workload.
 
     Raises:
         CorpusError: a file can't be read, or has no traces.
@@ -79,7 +79,7 @@ def replayed_requests(
 
 
 def read_prompts(path: Path, limit: int | None) -> list[str]:
-    """Read the first prompts of a file in the formats of ``speculant generate``.
+    """Read the first prompts of a file, which has one of the formats of ``speculant generate``.
 
     Raises:
         ConfigError: the file can't be read, or a line has no text.
@@ -126,7 +126,7 @@ def load_target(config: VerifierConfig) -> TargetModel:
 
 
 def describe(target: TargetModel) -> dict[str, Any]:
-    """Return the model and device of a measurement as JSON values."""
+    """Return a description of the measured model and its device, as JSON values."""
     import torch
 
     device = target.device
@@ -151,7 +151,7 @@ def _fitting(requests: list[BenchRequest], target: TargetModel) -> list[BenchReq
 
 
 def _architecture(size: str, vocabulary_size: int) -> GptOssConfig:
-    """Return an architecture of about this size. Its hidden size is 512, or less if the vocabulary would dominate."""
+    """Return an architecture of about this size, with hidden size 512, or less if the embedding would dominate."""
     from transformers import GptOssConfig
 
     if size == _REAL:

@@ -1,4 +1,4 @@
-"""One layer's keys and values, with transformers' cache interface."""
+"""Stores one layer's keys and values, with the interface of a cache layer in transformers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from speculant_graph import _core
 from speculant_verifier.cache.pass_layout import Placement
 
 Buffer = NDArray[np.int16]
-"""A buffer's memory as 16-bit integers, ``[rows, kv_heads, slots, n]``."""
+"""A KV buffer viewed as 16-bit integers, ``[rows, kv_heads, slots, n]``, so that copies do not depend on its dtype."""
 
 
 class SlotLayer(CacheLayerMixin):
-    """KV buffers ``[rows, kv_heads, slots, head_dim]``; before every pass, the cache sets the slots to write and read.
+    """KV buffers of one layer, ``[rows, kv_heads, slots, head_dim]``; the cache sets the slots for every pass.
 
     Buffers are zeroed, never uninitialised: a NaN in a masked slot would still poison the output (0 x NaN).
     """
@@ -43,7 +43,7 @@ class SlotLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store keys and values, ``[n, kv_heads, T, head_dim]``; return all that the pass may attend to."""
+        """Store the pass's keys and values, ``[n, kv_heads, T, head_dim]``; return all keys and values to attend to."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         placement = self.placement
@@ -62,7 +62,7 @@ class SlotLayer(CacheLayerMixin):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the buffers in bytes."""
+        """Size of this layer's KV buffers, in bytes; 0 before they are allocated."""
         return self.keys.nbytes + self.values.nbytes if self.is_initialized else 0
 
     def resize(self, num_rows: int, num_slots: int) -> None:
@@ -81,7 +81,7 @@ class SlotLayer(CacheLayerMixin):
         self.num_rows, self.num_slots = num_rows, num_slots
 
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
-        """Copy slots ``source`` of ``rows`` to slots ``target``, in path order; no target is after its source."""
+        """Copy KV entries of ``rows`` from slots ``source`` to ``target``, in path order and never to a later slot."""
         keys, values = self._memories
         if keys is not None and values is not None:  # a loop: index tensors cost more than the copies
             for memory in (keys, values):
@@ -91,17 +91,17 @@ class SlotLayer(CacheLayerMixin):
         self.values[rows, :, target] = self.values[rows, :, source]
 
     def copy_row(self, source: int, target: int, num_slots: int) -> None:
-        """Copy the first slots of a row to another row."""
+        """Copy the first ``num_slots`` slots of row ``source`` to row ``target``."""
         if self.is_initialized:
             self.keys[target, :, :num_slots] = self.keys[source, :, :num_slots]
             self.values[target, :, :num_slots] = self.values[source, :, :num_slots]
 
     def read(self, row: int, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Copy keys and values of some slots of a row, ``[kv_heads, slots, head_dim]`` each."""
+        """Return copies of the keys and values in some slots of a row, ``[kv_heads, slots, head_dim]`` each."""
         return self.keys[row][:, slots].clone(), self.values[row][:, slots].clone()
 
     def write(self, row: int, slots: Tensor | slice, keys: Tensor, values: Tensor) -> None:
-        """Write back the result of :meth:`read`."""
+        """Write keys and values that :meth:`read` returned into slots of a row."""
         self.keys[row][:, slots] = keys
         self.values[row][:, slots] = values
 
@@ -126,9 +126,10 @@ class SlotLayer(CacheLayerMixin):
 
 
 def _zeros_like(states: Tensor, num_rows: int, num_slots: int) -> Tensor:
-    """Return a buffer for keys or values ``[rows, kv_heads, slots, head_dim]``; on a GPU its memory is in slot order.
+    """Return a zeroed buffer ``[rows, kv_heads, slots, head_dim]``; on a GPU, slots precede heads in memory.
 
-    In slot order, the parts into which a row's slots are split (:meth:`CacheLayout.num_parts`) are views.
+    With this memory order, attention can split a row's slots into parts (:meth:`CacheLayout.num_parts`) without copying
+    them.
     """
     heads, size = states.shape[1], states.shape[3]
     if states.device.type == "cpu":
@@ -137,7 +138,7 @@ def _zeros_like(states: Tensor, num_rows: int, num_slots: int) -> Tensor:
 
 
 def _memory_of(buffer: Tensor) -> Buffer | None:
-    """Return the memory of a buffer; None if it is not on a CPU or has one-byte elements."""
+    """Return a buffer's memory as 16-bit integers; None if it is not on a CPU or has one-byte elements."""
     if buffer.device.type != "cpu" or buffer.element_size() % 2:
         return None
     memory: Buffer = buffer.view(torch.int16).numpy()

@@ -1,8 +1,8 @@
-"""Lays out one pass over a ragged batch: computes positions and masks from token trees, on the host.
+"""Lays out one forward pass over a ragged batch: computes positions and masks of token trees on the host CPU.
 
-A row's pass consists of a chain of pending tokens, which are always committed, and a draft rooted at the last pending
-token. Node i of the pass is written to the row's slot ``length + i``. The node attends to the committed tokens, its
-ancestors and itself, and its position follows from its depth.
+In a pass, each row consists of a chain of pending tokens and a draft rooted at the last pending token. Pending tokens
+are always committed. A row with ``length`` committed tokens stores node i of the pass in slot ``length + i``. Each node
+attends to the committed tokens, its ancestors and itself, and its depth in the tree determines its position.
 """
 
 from __future__ import annotations
@@ -20,39 +20,41 @@ from speculant_graph.types import Draft
 
 _STEP = 16  # slot granularity, because kernels need masks with aligned rows
 _WIDTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
-"""Widths to which recorded passes are padded, in nodes."""
+"""Widths, in nodes per row, to which passes are padded if they are recorded as CUDA graphs."""
 _LEAST_COLUMN_STEP = 256
-"""Recorded passes read a multiple of this number of slots, or of a quarter of the next power of two if that is more."""
+"""Smallest step to which a recorded pass rounds up the number of slots that it reads. For long rows, the step is a
+quarter of the next power of two."""
 _MOST_BUSY = 256
 """Maximum number of thread blocks of one attention kernel, about twice the number of multiprocessors of large GPUs."""
 _FEWEST_COLUMNS = 128
-"""Minimum number of slots per part, because combining two parts takes as long as reading this many slots."""
+"""Minimum number of slots per part of split-KV attention; merging two parts takes as long as reading these slots."""
 _MOST_MASKED = 1 << 27
-"""Maximum number of elements of a mask that is repeated for every head."""
+"""Maximum size, in elements, of a mask that is repeated for every head."""
 _MOST_FOLDED = 64
-"""Maximum width of passes that repeat masks. In wider passes, one kernel call per group costs little."""
+"""Maximum width, in nodes, of passes that repeat the mask for the query heads of a group. Wider passes instead call the
+kernel once per group, which costs little."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """Properties of a model and its attention that determine the cache."""
+    """Properties of a model and its attention that determine the layout of its KV cache."""
 
     step: ClassVar[int] = _STEP
-    """Every number of slots is a multiple of this number."""
+    """Numbers of slots are always rounded up to a multiple of this number."""
     is_sliding: tuple[bool, ...]
-    """Per layer, whether the layer attends only to the window."""
+    """For each layer, whether it attends only to a sliding window."""
     window: int | None
-    """Number of positions that sliding layers attend to, including the token's own; None without sliding layers."""
+    """Number of positions that sliding-window layers attend to, including the token's own; None without such layers."""
     groups: int
-    """Query heads per KV head."""
+    """Number of query heads per KV head."""
     kv_heads: int
     """Number of KV heads."""
     folds_masks: bool
     """Whether masks are repeated for query heads that share a KV head."""
     dtype: torch.dtype
-    """Dtype of additive masks."""
+    """Dtype of the additive attention masks."""
     device: torch.device
-    """Device of the plans' tensors."""
+    """Device of the tensors in a :class:`ForwardPlan`."""
     rounds: bool = False
     """Whether passes are padded to a few shapes, so that they can be recorded as CUDA graphs."""
     splits: bool = False
@@ -63,15 +65,15 @@ class CacheLayout:
         return -(-num_slots // _STEP) * _STEP
 
     def round_width(self, width: int) -> int:
-        """Return the width to which a pass is padded, in nodes."""
+        """Return the width, in nodes, to which a pass of the given width is padded."""
         return next((rounded for rounded in _WIDTHS if rounded >= width), width) if self.rounds else width
 
     def round_rows(self, num_rows: int) -> int:
-        """Return the number of rows to which a pass is padded."""
+        """Return the number of rows to which a pass over ``num_rows`` rows is padded."""
         return 1 << (num_rows - 1).bit_length() if self.rounds and num_rows else num_rows
 
     def round_columns(self, end: int) -> int:
-        """Return the number of slots that a pass reads if it writes its last node before slot ``end``."""
+        """Return the number of slots that a pass reads if all its nodes are in slots before ``end``."""
         if not self.rounds:
             return self.round_up(end)
         step = max(_LEAST_COLUMN_STEP, (1 << (end - 1).bit_length()) // 4)
@@ -80,8 +82,7 @@ class CacheLayout:
     def num_parts(self, num_rows: int, width: int, columns: int) -> int:
         """Return the number of parts into which a pass splits the slots for parallel attention.
 
-        The GPU kernel uses one thread block for up to 64 queries of a head, and this block reads the slots
-        sequentially.
+        The GPU kernel processes up to 64 queries of a head in one thread block, which reads the slots sequentially.
         """
         queries = width * self.groups
         if not self.splits or width > _MOST_FOLDED or num_rows * self.kv_heads * queries * columns > _MOST_MASKED:
@@ -93,10 +94,10 @@ class CacheLayout:
         )
 
     def ring_slots(self, widest_pass: int | None) -> int | None:
-        """Return the number of slots of a ring that can roll back passes of this width; None for no ring.
+        """Return the size of a ring buffer, in slots, that can roll back passes of this width; None without a ring.
 
-        A pass overwrites the slot that is ``ring`` positions before its last node. This slot must be outside the window
-        of the pass's first node.
+        The last node of a pass overwrites the slot ``ring`` positions before it, which must be outside the window of
+        the pass's first node.
         """
         if widest_pass is None or self.window is None:
             return None
@@ -105,16 +106,16 @@ class CacheLayout:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The slots that a pass writes and reads in layers of one kind."""
+    """The cache slots that a pass writes and reads in all full-attention layers or in all sliding-window layers."""
 
     rows: Tensor
-    """Rows of the pass, ``[n]``."""
+    """Indices of the cache rows that take part in the pass, ``[n]``."""
     slots: Tensor
-    """Slots of the nodes, ``[n, T]``."""
+    """Slots to which the pass writes its nodes, ``[n, T]``."""
     columns: int
-    """Number of slots to read, starting at the first."""
+    """Number of slots that the pass reads in every row, starting at slot 0."""
     block: slice | None
-    """The rows if they are contiguous and can be read in place; None if they must be gathered."""
+    """Range of the rows if they are contiguous, so that the cache is read in place; None if they must be gathered."""
     run: tuple[int, int] | None
     """(row, first slot) if the pass writes contiguous slots of one row; else None."""
 
@@ -124,32 +125,32 @@ class ForwardPlan:
     """The model's inputs for one pass over n rows of T nodes."""
 
     position_ids: Tensor
-    """Positions by depth in the tree, ``[n, T]`` int64."""
+    """Position of every node in its sequence, which follows from its depth in the tree, ``[n, T]`` int64."""
     full: Tensor | None
-    """Mask of full-attention layers, in the format of the layout's attention; None without such layers."""
+    """Attention mask of full-attention layers, in the format of the layout's attention; None without such layers."""
     sliding: Tensor | None
-    """Mask of sliding layers; None without such layers."""
+    """Attention mask of sliding-window layers; None without such layers."""
     full_placement: Placement | None
-    """Placement in full-attention layers."""
+    """Slots that the pass writes and reads in full-attention layers; None if there are no such layers."""
     sliding_placement: Placement | None
-    """Placement in sliding layers."""
+    """Slots that the pass writes and reads in sliding-window layers; None if there are no such layers."""
 
 
 def hidden_score(dtype: torch.dtype) -> float:
-    """Return the value that masks add to the scores of masked slots.
+    """Return the value that an additive mask adds to the attention scores of masked slots.
 
-    The value is not minus infinity: if slots are split into parts, a query may see no slot of a part, and its result
-    must still be finite. It is not the lowest finite number either, because kernels scale the value, and it would
-    overflow.
+    Minus infinity would not work: if slots are split into parts, a query may see no slot of a part. Its result must
+    still be finite. The lowest finite number of float32 or bfloat16 would not work either, because kernels scale the
+    value, and it would overflow.
     """
     return max(torch.finfo(dtype).min, -1e30)
 
 
 class MaskMaker:
-    """Builds the masks of one kind of layers. A mask is valid until the next one is built."""
+    """Builds attention masks of full or sliding layers. A mask is valid until the next mask is built."""
 
     def __init__(self, layout: CacheLayout, window: int | None = None) -> None:
-        """Store the layout and the window of the layers; None for full attention."""
+        """Store the layout and the window of the layers; the window is None for full attention."""
         self._layout, self._window = layout, window
         # Writing to newly allocated memory takes several times as long as reusing a buffer.
         self._space = torch.empty(0, dtype=layout.dtype, device=layout.device)
@@ -157,7 +158,7 @@ class MaskMaker:
         self._hidden = torch.full((), hidden_score(layout.dtype), dtype=layout.dtype, device=layout.device)
 
     def make(self, shape: PassShape, columns: int, ring: int, num_written: int) -> Tensor:
-        """Return the mask of a pass in the format of the layout's attention, on its device.
+        """Return the attention mask of a pass on the layout's device, in the format of the layout's attention.
 
         Args:
             shape: the pass.
@@ -192,26 +193,27 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """The nodes of one pass over n rows of T nodes each. Padding nodes attend to themselves."""
+    """Tree structure of one pass over n rows of T nodes each. Every padding node attends at least to itself."""
 
     lengths: Integers
     """Number of committed tokens per row, ``[n]``."""
     depths: Integers
-    """Distance from a row's first pending token, ``[n, T]``; padding has the depth of the row's deepest node."""
+    """Depth of every node below its row's first pending token, ``[n, T]``; padding has the row's greatest depth."""
     ancestors: Bools
-    """``[n or 1, T, T]``: at ``[row, i, j]``, whether node j is node i itself or an ancestor of node i."""
+    """Whether node j is node i itself or an ancestor of node i, at ``[row, i, j]`` of the shape ``[n or 1, T, T]``."""
 
 
 def shape_of_pass(
     lengths: Sequence[int], pending: Sequence[int], drafts: Sequence[Draft] | None, width: int | None = None
 ) -> PassShape:
-    """Compute the depths and ancestors of all rows.
+    """Compute the depth and the ancestors of every node in all rows.
 
     Args:
         lengths: committed tokens of each row.
         pending: pending tokens of each row, at least 1.
         drafts: the tree below the last pending token of each row; None for no drafts.
-        width: T, at least the number of nodes of the longest row; None for exactly this number.
+        width: T, the padded width, which is at least the number of nodes of the longest row; None for exactly this
+            number.
     """
     sizes = sizes_of(pending, drafts)
     width = max(sizes) if width is None else width
@@ -247,7 +249,7 @@ def sizes_of(pending: Sequence[int], drafts: Sequence[Draft] | None) -> list[int
 
 
 def full_visibility(shape: PassShape, columns: int) -> Bools:
-    """Return the visible slots of full attention, ``[n, T, columns]``."""
+    """Return which slots every node sees in full-attention layers, as booleans ``[n, T, columns]``."""
     count, width = shape.depths.shape
     visible = np.zeros((count, width, columns), dtype=np.bool_)
     for row, length in enumerate(shape.lengths.tolist()):
@@ -257,14 +259,14 @@ def full_visibility(shape: PassShape, columns: int) -> Bools:
 
 
 def window_visibility(shape: PassShape, columns: int, window: int, ring: int) -> Bools:
-    """Return the slots visible to attention over the last ``window`` positions, including the node's own.
+    """Return which slots every node sees if layers attend to the last ``window`` positions, including its own.
 
     Args:
         shape: the pass.
         columns: slots that the pass reads.
         window: number of positions, not of slots, because siblings share a position.
-        ring: size of the ring. A node's slot is index % ring, where the index counts committed tokens and earlier
-            nodes.
+        ring: size of the ring. A node is stored in slot index % ring, where index is the number of committed tokens and
+            earlier nodes in its row.
 
     Returns:
         ``[n, T, columns]``.

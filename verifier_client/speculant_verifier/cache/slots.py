@@ -1,17 +1,17 @@
-"""KV cache of slots: ragged rows without padding, in-place verification of drafts, exact rollback.
+"""KV cache of token slots: ragged rows without padding, drafts verified in place, exact rollback.
 
-Every row starts at slot 0, and a committed token's slot is its position. A forward pass writes row ``b`` to the slots
-after its committed length. Rows with fewer nodes are padded with junk, which is masked and later overwritten. Rolling
-back means that the cache does *not* advance the row's length. This also works for sliding-window layers, because the
-mask applies the window by **position**.
+Every row starts at slot 0, and a committed token's slot equals its position. A forward pass writes the new nodes of row
+``b`` to the slots after its committed tokens. Rows with fewer nodes than the longest row are padded with junk entries,
+which are masked and later overwritten. To roll back rejected nodes, the cache simply does *not* advance the row's
+length. This rollback also works for sliding-window layers, because their mask applies the window by **position**.
 
-Sliding layers may be ring buffers: slot = index % ring, where the ring has space for the window and the widest pass. So
-the tokens that a pass overwrites are outside every window, and slots of rejected drafts are masked. Until a row wraps
-around, a ring works like any other layer. A ring is never larger than other layers, so short batches take no more
-memory.
+Sliding-window layers may use ring buffers (slot = index % ring) with space for the window and the widest pass. A pass
+therefore overwrites only tokens outside every window, and masks hide the slots of rejected drafts. As long as a row
+fits into the ring, a ring buffer works like the buffer of any other layer. A ring buffer never has more slots than the
+buffers of other layers, so rings take no extra memory for short batches.
 
-Invariant between steps: the cache contains every token of a row except its *pending* tokens (usually one), with which
-the next pass begins.
+Invariant: between steps, the cache contains all tokens of a row except its *pending* tokens. The next pass begins with
+these pending tokens, usually one per row.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _LEAST_GROWTH = 256
 _LEAST_RECORDED_GROWTH = 2_048
 
 KeysAndValues = tuple[tuple[Tensor, Tensor], ...]
-"""Keys and values of one row in some layers, ``[kv_heads, positions, head_dim]`` each."""
+"""Keys and values of one row, one pair per layer, ``[kv_heads, positions, head_dim]`` each."""
 
 
 class SlotCache(Cache):
-    """The cache of all layers, and the placement of the next pass."""
+    """KV cache of all layers for a ragged batch, with the placement of the next pass."""
 
     def __init__(self, layout: CacheLayout, num_rows: int, *, widest_pass: int | None = None) -> None:
         """Create an empty cache; it allocates memory on first use.
@@ -56,15 +56,15 @@ class SlotCache(Cache):
         """
         self.layout, self.num_rows, self.capacity = layout, num_rows, 0
         self.max_slots: int | None = None
-        """Limit of automatic growth, as rows times slots per row; None for no limit."""
+        """Maximum size to which the cache grows automatically, in slots of all rows together; None for no limit."""
         self.lengths = [0] * num_rows
-        """Number of committed tokens per row. Callers only read it; methods of the cache change it."""
+        """Number of committed tokens per row. Callers only read this list, because the cache's methods maintain it."""
         self._written = [0] * num_rows  # slots that may have contents, including rejected nodes
         self._ring = layout.ring_slots(widest_pass)
         self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout, layout.window)
         self._slot_layers = [SlotLayer(num_rows, 0) for sliding in layout.is_sliding]
         self.recordings: dict[Hashable, Any] = {}
-        """Recorded passes over these buffers; dropped when the buffers change."""
+        """Passes recorded as CUDA graphs over the cache's buffers; they are dropped when the buffers are resized."""
         super().__init__(layers=list(self._slot_layers))
 
     def _slots_of(self, is_sliding: bool, capacity: int) -> int:
@@ -72,27 +72,27 @@ class SlotCache(Cache):
 
     @property
     def most_slots(self) -> int | None:
-        """Maximum number of slots per row within ``max_slots``; None for no maximum."""
+        """Maximum number of slots per row that keeps all rows together within ``max_slots``; None for no maximum."""
         if self.max_slots is None or not self.num_rows:
             return None
         return self.max_slots // self.num_rows // self.layout.step * self.layout.step
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the cache in bytes; 0 before the first pass."""
+        """Size of the cache in bytes; 0 before the first pass."""
         return sum(layer.num_bytes for layer in self._slot_layers)
 
     def slots_needed(self, num_rows: int, longest: int) -> int:
-        """Return the number of slots for all rows if each has space for ``longest`` tokens and nodes.
+        """Return how many slots ``num_rows`` rows take if each has space for ``longest`` tokens and draft nodes.
 
-        ``longest`` is the length of the longest row plus the widest pass, because all rows of a pass are padded to the
-        same number of nodes.
+        ``longest`` is the length of the longest row plus the width of the widest pass, because a pass pads all rows to
+        the same width.
         """
         return num_rows * self.layout.round_up(longest)
 
     @torch.inference_mode()
     def resize(self, num_rows: int, capacity: int) -> None:
-        """Change the number of rows and of slots per row, and keep the contents. Works layer by layer, to save memory.
+        """Change the number of rows and of slots per row, layer by layer to save memory; the contents are kept.
 
         Raises:
             ValueError: rows or slots to be removed have committed tokens.
@@ -115,7 +115,7 @@ class SlotCache(Cache):
         self._written = self._written[:num_rows] + more
 
     def reserve(self, num_slots: int) -> None:
-        """Make space for this many slots per row, plus some headroom within the limit.
+        """Ensure space for ``num_slots`` slots per row, with some headroom if ``max_slots`` permits.
 
         Raises:
             ValueError: rows times slots would exceed the limit (see :meth:`slots_needed`).
@@ -134,10 +134,10 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def clear(self, row: int) -> None:
-        """Clear a row for another sequence.
+        """Clear a row, so that another sequence can use it.
 
-        Its slots are zeroed, because masked slots are multiplied by zero, and a NaN of the former sequence would
-        survive this.
+        The row's slots are zeroed: attention only multiplies masked slots by zero, and a NaN of the former sequence
+        would survive this.
         """
         for layer in self._slot_layers:
             layer.wipe(row, 0, min(self._written[row], layer.num_slots))
@@ -147,8 +147,7 @@ class SlotCache(Cache):
     def move_row(self, source: int, target: int) -> None:
         """Move a row to another index and overwrite the row there; the source is then empty.
 
-        Such moves make rows adjacent. Adjacent rows are read in place; other rows are gathered, which copies them in
-        every pass.
+        Moving rows makes them adjacent. A pass reads adjacent rows in place, but must copy other rows to gather them.
         """
         if source == target:
             return
@@ -166,19 +165,19 @@ class SlotCache(Cache):
 
     @torch.inference_mode()
     def read(self, row: int, start: int, stop: int, *, sliding: bool) -> KeysAndValues:
-        """Copy some positions of a row.
+        """Return copies of a row's keys and values at the positions from ``start`` up to ``stop``.
 
         Args:
             row: the row; a pass must have run.
             start: first position.
-            stop: end position, exclusive. Sliding layers contain only the window before the row's next position.
+            stop: end position, exclusive. Sliding-window layers contain only the window before the row's next position.
             sliding: read sliding layers instead of full-attention layers.
         """
         return tuple(layer.read(row, slots) for layer, slots in self._positions(start, stop, sliding=sliding))
 
     @torch.inference_mode()
     def write(self, row: int, start: int, contents: KeysAndValues, *, sliding: bool, length: int) -> None:
-        """Write back the first ``length`` positions of a result of :meth:`read`; the row must have space for them.
+        """Write the first ``length`` positions of a :meth:`read` result to a row, which must have space for them.
 
         Args:
             row: any row.
@@ -192,7 +191,7 @@ class SlotCache(Cache):
             layer.write(row, slots, keys[:, :length], values[:, :length])
 
     def set_length(self, row: int, length: int) -> None:
-        """Set the number of committed positions of a row, after they were written."""
+        """Set a row's number of committed positions after :meth:`write` has filled them."""
         self.lengths[row] = length
         self._written[row] = max(self._written[row], length)
 
@@ -205,9 +204,9 @@ class SlotCache(Cache):
                 yield layer, slots
 
     def block_of(self, rows: Sequence[int]) -> range:
-        """Return the rows of a padded pass: all rows up to the last of ``rows``, with their number rounded up.
+        """Return all rows that a padded pass over ``rows`` computes: from row 0 to the last one, rounded up.
 
-        Padding does not harm rows outside the pass, because it writes only to slots beyond their length.
+        Padding is harmless for rows that do not take part, because the pass writes only to slots beyond their length.
         """
         return range(min(self.layout.round_rows(max(rows) + 1), self.num_rows))
 
@@ -219,14 +218,14 @@ class SlotCache(Cache):
         drafts: Sequence[Draft] | None = None,
         num_written: int = 0,
     ) -> ForwardPlan:
-        """Prepare a pass over each row's pending tokens and the draft below the last of them.
+        """Plan a pass over each row's pending tokens and the draft tree below its last pending token.
 
         Args:
             rows: the n rows of the pass.
             pending: tokens of each row's chain, at least 1.
             drafts: the tree below each chain; None for no drafts (a chunk of a prompt).
             num_written: number of nodes per row, counted from the first pending token, that earlier passes wrote since
-                the last commit. The pass covers only the nodes after them, so trees can grow pass by pass.
+                the last commit. The pass covers only the remaining nodes, so that trees can grow pass by pass.
 
         Returns:
             Positions and masks for the model's forward pass. Rows are padded to T = ``position_ids.shape[1]`` nodes.
@@ -257,7 +256,7 @@ class SlotCache(Cache):
         return plan
 
     def place(self, plan: ForwardPlan) -> None:
-        """Set the slots that the next pass writes and reads."""
+        """Set the slots that every layer writes and reads in the next pass."""
         for layer, is_sliding in zip(self._slot_layers, self.layout.is_sliding, strict=True):
             layer.placement = plan.sliding_placement if is_sliding else plan.full_placement
 
@@ -285,13 +284,14 @@ class SlotCache(Cache):
     def commit_all(self, rows: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Commit nodes of the last pass; all other nodes stay beyond their row's length and are thus rolled back.
 
-        Only nodes that must move are copied, for all rows at once, with all reads before all writes.
+        Only nodes that must move are copied, for all rows together; the result is as if all reads came before all
+        writes.
 
         Args:
             rows: rows of the last pass, all or some, in any order.
             paths: per row, the indices in the pass of the nodes to keep: first all m pending tokens, 0 to m - 1, then
-                the accepted path below them, where draft node j has the index m + j. If no node must move, a range from
-                0 is the cheapest form.
+                the accepted path below them, where draft node j has the index m + j. A range from 0 is the cheapest
+                form of a path in which no node must move.
         """
         moved = [
             (row, self.lengths[row] + node, self.lengths[row] + index)

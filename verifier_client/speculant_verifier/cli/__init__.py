@@ -1,1 +1,1 @@
-"""The verifier's commands, with their shared settings, console and prompt input."""
+"""Commands of the verifier, and the settings, console output and prompt input that they share."""

@@ -1,6 +1,7 @@
 """``speculant chat``: chat with a model in the terminal.
 
-Each input line is a command or a message to answer. Answers go to standard output, everything else to standard error.
+Each input line is a command or a message to the model. Answers go to standard output, everything else to standard
+error.
 """
 
 from __future__ import annotations
@@ -39,35 +40,36 @@ COMMANDS = {
     "/eval": "compare the current adapter with the draft model without one",
     "/quit": "end, as Ctrl-D does",
 }
-"""Commands and their descriptions."""
+"""The chat commands and their descriptions, as /help lists them."""
 
 
 class ChatGenerationConfig(GenerationConfig):
-    """Sampling settings of a conversation, whose answers may be long."""
+    """Sampling settings of a chat; the default token limit is higher, because answers may be long."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 1024
-    """Maximum number of new tokens of an answer."""
+    """Maximum number of new tokens per answer."""
 
 
 class ChatSettings(DecodingSettings):
-    """Chat with a model, with the flags of 'generate'. A line is a message, typed or from a pipe; /help lists commands.
+    """Chat with a model, using the flags of 'generate'. Each typed or piped line is a message; /help lists commands.
 
     Ctrl-C stops an answer, and Ctrl-D ends the chat. Answers go to standard output, everything else to standard error.
-    The exit status is 1 if a piped line failed.
+    The exit status is 1 if a message or command from a pipe failed.
     """
 
     system: str = ""
-    """A system message before the conversation."""
+    """System message at the start of the conversation; empty for none."""
     color: Literal["auto", "never", "always"] = "auto"
-    """Colour accepted drafts, and dim all text except answers. 'auto' does so on a terminal unless NO_COLOR is set."""
+    """Colour accepted draft tokens, and dim all text except answers. 'auto' does this only on a terminal, and not if
+    NO_COLOR is set."""
     generation: ChatGenerationConfig = ChatGenerationConfig()
-    """Sampling and length of the output."""
+    """Settings for sampling and for the length of the output."""
     train: TrainConfig = TrainConfig()
-    """How /train trains the draft model."""
+    """Settings with which /train trains the draft model."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Chat until the input ends; return 1 if a line of a pipe failed.
+    """Chat until the input ends; return exit status 1 if a message or command from a pipe failed, else 0.
 
     Raises:
         ConfigError: settings are invalid, or the model can't be loaded.
@@ -94,15 +96,15 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class Input:
-    """Reads messages from standard input. A terminal gets a prompt, whose history is not saved."""
+    """Reads messages from standard input. Input from a terminal gets a prompt, whose line history is not saved."""
 
     def __init__(self, *, is_colored: bool) -> None:
-        """Set up the prompt, if the input is a terminal."""
+        """Set up the input prompt if standard input is a terminal."""
         self.is_typed = sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
         self._session = _session(is_colored=is_colored) if self.is_typed else None
 
     def read(self) -> str:
-        """Return the next line without its line break.
+        """Return the next input line without its line break.
 
         Raises:
             EOFError: the input has ended.
@@ -121,7 +123,7 @@ class Input:
 
 
 class Answer:
-    """Shows one answer as it arrives; a terminal also shows reasoning and marks drafted tokens."""
+    """Prints one answer as it arrives; on a terminal, also prints reasoning and marks accepted draft tokens."""
 
     def __init__(self, console: Console, splitter: Splitter | None) -> None:
         """Begin.
@@ -131,12 +133,12 @@ class Answer:
             splitter: splits the text of models with output channels.
         """
         self.text = ""
-        """The answer so far."""
+        """Text of the answer received so far, without reasoning."""
         self._console, self._splitter = console, splitter
         self._is_reasoning = self._has_begun = False
 
     def add(self, event: StepEvent) -> None:
-        """Show the text of a step: reasoning is dimmed, accepted drafts are coloured."""
+        """Show the text of a decoding step, with reasoning dimmed and accepted draft tokens coloured."""
         for token_ids, text, style in (
             (event.token_ids[: event.num_accepted], event.accepted_text, ACCEPTED_STYLE),
             (event.token_ids[event.num_accepted :], event.text[len(event.accepted_text) :], ""),
@@ -165,7 +167,7 @@ class Answer:
 
 
 class Conversation:
-    """A conversation, from the first message to the end of the input."""
+    """Runs a conversation, from the first message to the end of the input."""
 
     def __init__(
         self,
@@ -199,10 +201,10 @@ class Conversation:
         self._has_failed = False
 
     def run(self) -> int:
-        """Run the chat; return 1 if a message from a pipe got no answer.
+        """Run the chat; return exit status 1 if a message or command from a pipe failed, else 0.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was typed while messages come from a pipe.
+            KeyboardInterrupt: Ctrl-C was pressed while messages were read from a pipe.
         """
         if self._input.is_typed:
             self._note(f"talking with {PurePath(self._decoder.target.name).name}; /help lists commands, Ctrl-D ends")

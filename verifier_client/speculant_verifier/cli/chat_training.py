@@ -1,7 +1,8 @@
 """The chat commands /stats (draft statistics), /train and /eval (training and evaluation of the draft model).
 
-/train and /eval run ``speculant train`` in a separate process and show its output. So training never changes the model
-in use. As on the command line, Ctrl-C ends the training, which keeps its best state so far.
+/train and /eval run ``speculant train`` in a separate process and show its output. Because training runs in a separate
+process, it never changes the model in use. Ctrl-C ends the training and keeps its best state so far, as in ``speculant
+train`` on the command line.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ChatTraining:
-    """Trains and evaluates the draft model of one decoder, and reports statistics."""
+    """Trains and evaluates a decoder's draft model, and reports drafting statistics."""
 
     def __init__(
         self,
@@ -31,7 +32,7 @@ class ChatTraining:
         tenant: str,
         note: Callable[[str], object],
     ) -> None:
-        """Load the adapter that an earlier training published, unless the settings name one.
+        """Load the adapter that an earlier training published, unless the settings name an adapter.
 
         Args:
             decoder: the decoder, with a draft model and records.
@@ -53,7 +54,7 @@ class ChatTraining:
                     note(f"the published adapter is not used: {error}")
 
     def train(self) -> None:
-        """Train on the records, and load the new adapter if it passes the gate.
+        """Train an adapter on the recorded requests; load it if it beats the current one on held-out documents.
 
         Raises:
             ConfigError: there is no draft model, or recording is off.
@@ -70,7 +71,7 @@ class ChatTraining:
             self._note(f"the draft model now has {described(adapters.load(str(output)))}")
 
     def evaluate(self) -> None:
-        """Compare the present adapter with the base model.
+        """Compare the draft model with its current adapter and without an adapter.
 
         Raises:
             ConfigError: there is no adapter, or recording is off.
@@ -82,7 +83,7 @@ class ChatTraining:
         self._run(f"--evaluate={folder}", present="")
 
     def statistics(self) -> str:
-        """Return drafting statistics since the start as lines of text."""
+        """Return the drafting statistics since the start of the chat, as lines of text."""
         from speculant_verifier.draft_model.adapters import described
 
         totals, engine = self._decoder.totals, self._decoder.engine
@@ -101,7 +102,7 @@ class ChatTraining:
         return "\n".join(lines)
 
     def _run(self, argument: str, *, present: str) -> int:
-        """Run ``speculant train``; return its exit status. After Ctrl-C, which it also receives, wait for its end."""
+        """Run ``speculant train``; return its exit status. On Ctrl-C, which the process also gets, wait for its end."""
         from speculant_verifier.service.learning import environment_of
 
         recorder = self._decoder.engine.recorder

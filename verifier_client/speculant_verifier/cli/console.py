@@ -22,7 +22,7 @@ OWN_STYLE = "bold yellow"
 DIM_STYLE = "dim"
 
 ColorChoice = Literal["auto", "never", "always"]
-"""Whether output is coloured. 'auto': only on a terminal, unless NO_COLOR is set."""
+"""Whether output is coloured; 'auto' colours it only on a terminal, and not if NO_COLOR is set."""
 
 
 _STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -55,18 +55,18 @@ def write(console: Console, text: str, style: str = "") -> None:
 
 
 def print_event(console: Console, event: StepEvent) -> None:
-    """Print the text of a step without a line end; without colours, the text is unchanged."""
+    """Print the text of a decoding step without a line end; if colours are off, add no escape sequences."""
     write(console, event.accepted_text, ACCEPTED_STYLE)
     write(console, event.text[len(event.accepted_text) :], OWN_STYLE)
 
 
 def legend() -> Text:
-    """Return the legend of the colours."""
+    """Return a legend that explains the colours of the text."""
     return Text.assemble(("accepted from the draft", ACCEPTED_STYLE), "  ", ("the model's own", OWN_STYLE))
 
 
 class RunMeter:
-    """Measures one run of a decoder without other callers. The run may be interrupted."""
+    """Measures one run of a decoder that has no other callers. The measured run may be interrupted."""
 
     def __init__(self, decoder: SpeculativeDecoder) -> None:
         """Start measuring."""
@@ -107,7 +107,7 @@ class RunMeter:
         return ", ".join(parts)
 
     def _counts(self) -> tuple[int, ...]:
-        """Return counts: tokens, passes, passes without drafter, drafted and accepted tokens, tokens without a pass."""
+        """Return counts: tokens, passes, passes without drafter, drafted tokens, accepted tokens, target-cache hits."""
         totals = self._decoder.totals
         return (
             totals.num_tokens,
@@ -120,7 +120,7 @@ class RunMeter:
 
 
 def waiting_for(what: str, color: ColorChoice) -> Status:
-    """Return a context manager that shows a status on standard error if it is a terminal.
+    """Return a context manager that shows a status line on standard error if that is a terminal.
 
     Args:
         what: the text, such as "loading my-model".

@@ -1,4 +1,4 @@
-"""Settings of decoding commands: the model, its drafter, and records."""
+"""Settings shared by the commands that decode: the model, its drafter, and request records."""
 
 from __future__ import annotations
 
@@ -22,26 +22,27 @@ if TYPE_CHECKING:
 
 
 class DecodingSettings(CommandSettings):
-    """Base class of the settings of decoding commands."""
+    """Base class for the settings of the commands that decode: generate, chat and verifier."""
 
     graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
-    """Graph file to draft from in this process, or up to four graph files as layers."""
+    """N-gram graph file from which this process drafts, or up to four graph files that act as layers."""
     verifier: VerifierConfig = VerifierConfig()
     """The model."""
     draft: DraftConfig = DraftConfig()
     """Drafting options."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """A small language model that also drafts; its name is enough."""
+    """Settings of a small language model that also drafts; only its name is required."""
     generation: GenerationConfig = GenerationConfig()
-    """Sampling and length of the output."""
+    """Settings for sampling and for the length of the output."""
     client: ClientConfig = ClientConfig()
-    """The drafter sidecar, if any."""
+    """Connection to the drafter sidecar, if one is used."""
     record: RecordConfig = RecordConfig()
-    """Detailed mode: records whole requests in a database. --record DIR is short for --record.folder DIR."""
+    """Settings of the detailed mode, which records whole requests in a database. --record DIR is short for
+    --record.folder DIR."""
 
     @property
     def suited_draft(self) -> DraftConfig:
-        """Drafting settings with a strategy that suits the rule.
+        """Drafting settings, with a drafting strategy that suits the verification rule.
 
         Raises:
             ConfigError: strategy, rule, graph, sidecar and draft model are incompatible.

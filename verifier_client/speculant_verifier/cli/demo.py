@@ -14,22 +14,22 @@ from speculant_graph.settings import ReportingSettings, load_settings
 
 
 class DemoSettings(ReportingSettings):
-    """Build a graph from the standard library, serve it, and compare speculative with plain decoding.
+    """Build a graph from Python's standard library, serve it, and compare speculative with plain decoding.
 
-    The exit status is 1 if any two texts differ.
+    The exit status is 1 if any speculative text differs from the plain text of the same prompt.
     """
 
     # If one option of a section is set, the other options keep the demo's defaults.
     model_config = SettingsConfigDict(nested_model_default_partial_update=True)
 
     rounds: Annotated[int, Field(ge=1)] = 3
-    """Number of measurements per prompt; the figures are medians."""
+    """Number of measurements per prompt; the reported speeds are medians."""
     draft_model: bool = False
     """Also draft with the demo's draft model where n-grams are unsure and the draft model pays off."""
     draft: DraftConfig = DraftConfig()
     """Drafting options."""
     generation: GenerationConfig = GenerationConfig(max_tokens=160)
-    """Sampling and length of the output."""
+    """Settings for sampling and for the length of the output."""
 
 
 def run(arguments: Sequence[str]) -> int:

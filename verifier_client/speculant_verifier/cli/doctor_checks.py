@@ -1,4 +1,4 @@
-"""The verifier's checks for ``speculant doctor``. Slow modules are imported only if a model is named."""
+"""The verifier's checks for ``speculant doctor``. Modules that import slowly are imported only if a model is named."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from speculant_graph.cli.doctor import CheckResult
+from speculant_graph.cli.doctor import MODEL, CheckResult
 from speculant_graph.config import VerifierConfig
 from speculant_graph.corpus.hub import first_line
 from speculant_graph.errors import ConfigError
@@ -34,7 +34,7 @@ def check_devices() -> Iterator[CheckResult]:
 
 
 def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fingerprint]) -> Iterator[CheckResult]:
-    """Check a model's configuration, weights, size and tokenizer, or load it.
+    """Check a model's configuration, weights, size and tokenizer; if ``load`` is set, also load the model.
 
     Args:
         config: the model and its device.
@@ -63,7 +63,7 @@ def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fin
         ) from error
     yield _size(config, described, model, device)  # does not need weights
     _, fingerprint = load_tokenizer(config)
-    tokenizers["the model"] = fingerprint
+    tokenizers[MODEL] = fingerprint
     _require_weights(Path(config.model_name))
     if not load:
         yield CheckResult("model", "ok", f"{config.model_name}, {described.model_type}; --verify loads it")
@@ -86,7 +86,7 @@ def _without_weights(described: PreTrainedConfig, name: str) -> PreTrainedModel:
 
 
 def _require_weights(folder: Path) -> None:
-    """Reject a folder without weight files. Models on the hub are downloaded only when they are loaded."""
+    """Reject a folder without weight files. A model on the hub passes, because it is downloaded only on loading."""
     if not folder.is_dir():
         return
     index = folder / "model.safetensors.index.json"
@@ -107,9 +107,9 @@ def _require_weights(folder: Path) -> None:
 def _size(
     config: VerifierConfig, described: PreTrainedConfig, model: PreTrainedModel, device: torch.device
 ) -> CheckResult:
-    """Report a model's memory and the share streamed from disk.
+    """Report the memory that a model needs, and the share that is streamed from disk.
 
-    A model that does not fit is a failed check, not an error.
+    If the model does not fit, return a failed check instead of raising an error.
     """
     from speculant_verifier.offload import plan_for
     from speculant_verifier.offload.packed_experts import has_kernels, is_packed, pack

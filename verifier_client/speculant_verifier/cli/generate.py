@@ -33,7 +33,7 @@ _REPORTED = (
     "num_from_prefix_cache", "num_tried", "rolling_acceptance", "tree_hit_rate", "target_cache_hit_rate",
     "drafted_by_depth", "accepted_by_depth",
 )  # fmt: skip
-"""Fields of a result that --json-output prints."""
+"""Names of the result fields that --json-output prints."""
 
 
 class GenerateSettings(DecodingSettings):
@@ -44,25 +44,26 @@ class GenerateSettings(DecodingSettings):
     """
 
     prompt: CliPositionalArg[list[str]] = []  # noqa: RUF012 - every instance gets its own copy
-    """Text to continue; several texts are decoded together. '-' reads all of standard input, which is also the default
-    without --prompts."""
+    """Text to continue; several texts are decoded together. '-' reads standard input to its end, which is also the
+    default if --prompts is absent."""
     prompts: Path | None = None
-    """File with more prompts, one per line; '-' is standard input. In a .jsonl file, a line is a text, or an object
-    with 'prompt' (text or token ids) or 'messages' (a conversation). The object's 'document' names the document that
-    the prompt belongs to, for records."""
+    """File with more prompts, one per line; '-' is standard input. In a .jsonl file, each line is a text, or an object
+    with the field 'prompt' (text or token ids) or 'messages' (a conversation). In the records, the prompt belongs to
+    the document that the object's field 'document' names."""
     chat: bool = False
-    """Apply the model's chat template to every prompt, as a user message."""
+    """Treat every prompt as a user message, and apply the model's chat template to it."""
     system: str = ""
-    """With --chat, a system message before every prompt."""
+    """System message to put before every prompt; requires --chat."""
     json_output: bool = False
-    """Instead of plain text, print each result as one line of JSON: text, token ids, statistics, any error and, if
-    requested, log-probabilities."""
+    """Print each result as one line of JSON instead of plain text. The JSON contains text, token ids, statistics, any
+    error and, if requested, log-probabilities."""
     color: Literal["auto", "never", "always"] = "auto"
-    """Colour accepted drafts and the model's own tokens. 'auto' does so on a terminal unless NO_COLOR is set."""
+    """Colour accepted draft tokens and the model's own tokens. 'auto' does this only on a terminal, and not if NO_COLOR
+    is set."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Generate; print text as it arrives, and a line of statistics to standard error."""
+    """Continue the prompts; print text as it arrives, and a line of statistics to standard error."""
     settings = load_settings(GenerateSettings, "generate", arguments)
     if settings.system and not settings.chat:
         raise ConfigError("--system is for conversations; add --chat")
@@ -97,7 +98,7 @@ def _require_settings(decoder: SpeculativeDecoder, settings: GenerateSettings) -
 
 
 def open_decoder(settings: DecodingSettings, color: ColorChoice) -> SpeculativeDecoder:
-    """Load the model and open the drafter; show a status meanwhile."""
+    """Load the model and open the drafter, while a status line is shown."""
     from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.sources import require_sources
 
@@ -183,7 +184,7 @@ class _TextOutput:
 
 
 class _JsonOutput:
-    """JSON output, with one object per line for every finished sample."""
+    """JSON output: one line with one object for every finished sample."""
 
     def __init__(self, decoder: SpeculativeDecoder) -> None:
         self._decode = decoder.target.decode
@@ -207,7 +208,7 @@ class _JsonOutput:
         sys.stdout.flush()
 
     def stop(self) -> None:
-        """Do nothing, because interrupted samples have no JSON object."""
+        """Do nothing, because no JSON object is printed for interrupted samples."""
 
     def _entry(self, token: TokenId, logprob: float) -> dict[str, object]:
         return {"token_id": token, "text": self._decode([token]), "logprob": logprob}

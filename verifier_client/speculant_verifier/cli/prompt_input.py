@@ -25,17 +25,17 @@ class PromptLine:
     """One prompt as the user gave it."""
 
     prompt: str | list[TokenId] | None
-    """Text or token ids; None for a conversation."""
+    """The prompt's text or token ids; None if the prompt is a conversation."""
     messages: list[Message]
-    """Messages of the conversation."""
+    """Messages of the conversation; empty if the prompt is text or token ids."""
     location: str
-    """Location of the prompt, for messages; empty if there is only one prompt."""
+    """Location of the prompt, for error messages; empty for a single prompt that is not from a file."""
     document: str = ""
-    """Name of the prompt's document, for records; empty if unknown."""
+    """Name of the document that the prompt belongs to, for the request records; empty if unknown."""
 
 
 def read_prompts(texts: Sequence[str], path: Path | None) -> list[PromptLine]:
-    """Collect prompts from arguments, then from a file; without both, standard input is one prompt.
+    """Return the prompts from arguments, then from a file; if neither is given, standard input is one prompt.
 
     Args:
         texts: prompts given as arguments; a single '-' is standard input.

@@ -24,13 +24,13 @@ class VerifierSettings(DecodingSettings):
     service: ServiceConfig = ServiceConfig()
     """The service."""
     access: AccessConfig = AccessConfig()
-    """Permitted clients. --access FILE is short for --access.file FILE."""
+    """Settings that say which clients are permitted. --access FILE is short for --access.file FILE."""
     train: TrainConfig = TrainConfig()
-    """How the draft model is trained on the records, and how many new failures start a training."""
+    """Settings for training the draft model on the records, and the number of new failures that starts a training."""
     log_level: LogLevel = "INFO"
-    """Lowest level of messages to show on standard error."""
+    """Lowest level of log messages to show on standard error."""
     log_format: LogFormat = "text"
-    """Format of messages: 'text' for people, 'json' for one object per line."""
+    """Format of log messages: 'text' for people, 'json' for one object per line."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -1,8 +1,9 @@
 """``speculant train``: trains an adapter of the draft model on recorded requests, and publishes it if it is better.
 
 Adapters are published atomically by a rename, so a reader sees either the complete old adapter or the complete new one.
-A folder can't be renamed over another, so an adapter's name is a symbolic link: ``legal`` points to ``legal.d/7``. The
-previous version is kept for rollback. Readers resolve the link once before reading.
+A folder can't be renamed over another, so an adapter's name is a symbolic link: the name ``legal``, for example, points
+to the folder ``legal.d/7``. The adapter's previous version is kept for rollback. Readers of an adapter resolve the
+symbolic link once, before they read files.
 """
 
 from __future__ import annotations
@@ -35,39 +36,40 @@ if TYPE_CHECKING:
 
 
 _SHOWN = ("num_steps", "num_tokens", "trainable_share", "duration_s")
-"""Fields of a result that --json-output prints unchanged."""
+"""Names of the training result's fields that --json-output prints unchanged."""
 
 
 class TrainSettings(ReportingSettings):
     """Train a LoRA adapter that makes a draft model imitate the target's output in recorded requests.
 
-    Three tenths of the documents are held out. The adapter is written if, on requests of these documents, it gives more
-    tokens per target pass than the previous adapter. Ctrl-C ends the training and judges the best adapter so far. The
-    exit status is 1 if no adapter was written.
+    Three tenths of the documents are held out from training. The adapter is written if it gives more tokens per target
+    pass than the previous adapter on requests of the held-out documents. Ctrl-C ends the training; the best adapter so
+    far is then compared with the previous adapter. The exit status is 1 if no adapter was written.
     """
 
     records: Path
-    """Folder of recorded requests, from --record.folder."""
+    """Folder of recorded requests; the folder that --record.folder named while they were recorded."""
     output: Path | None = None
-    """NAME of the adapter, required for training. It becomes a link to the newest version in the folder NAME.d, which
-    also contains the previous version."""
+    """NAME under which the adapter is published, required for training. NAME becomes a link to the newest version in
+    the folder NAME.d, which also contains the previous version."""
     continue_from: Path | None = None
-    """Continue from this adapter, a folder or a name in draft_model.adapters, with its rank. By default, training
-    begins with an adapter that changes nothing."""
+    """Adapter from which training continues, with the same rank: a folder, or a name in draft_model.adapters. By
+    default, training begins with an adapter that changes nothing."""
     evaluate: Path | None = None
-    """Do not train: compare this adapter with draft_model.adapter, or with the base model if none is set, on records of
-    documents that this adapter was not trained on. The exit status is 1 if the gate would reject this adapter."""
+    """Instead of training, compare this adapter with draft_model.adapter, or with the base model if that is not set.
+    The comparison uses records of documents on which this adapter was not trained. The exit status is 1 if this adapter
+    is not better and would not be published."""
     tenant: str | None = None
     """Train only on the text of this tenant; required if the records have several tenants."""
     draft_model: DraftModelConfig = DraftModelConfig()
-    """The draft model, and the adapter to beat; by default, the adapter published under --output, or else that of
-    --continue-from."""
+    """The draft model, and the adapter that the new one must beat. By default, the adapter to beat is the one published
+    under --output, or else the one in --continue-from."""
     train: TrainConfig = TrainConfig()
     """Training settings."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Train and publish; print figures to standard output, and progress to standard error."""
+    """Train and publish an adapter; print figures to standard output, and progress to standard error."""
     settings = load_settings(TrainSettings, "train", arguments)
     draft_model = settings.draft_model
     if not draft_model.name:
@@ -128,7 +130,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _evaluate(settings: TrainSettings, adapter: Path) -> int:
-    """Compare an adapter with the present one on unseen documents; return 1 if it is no better."""
+    """Compare an adapter with the current adapter on unseen documents; return 1 if it is no better."""
     from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.model.progress import quiet_transformers
 
@@ -162,7 +164,7 @@ def _evaluate(settings: TrainSettings, adapter: Path) -> int:
 
 
 def _print_gate(verdict: Verdict) -> None:
-    """Print the gate's figures as text."""
+    """Print the figures of the comparison between two adapters as text."""
     kinds = ("requests", verdict.everything), ("failures", verdict.failures), ("other requests", verdict.replay)
     for name, compared in kinds:
         if compared is not None:
@@ -196,7 +198,7 @@ def _present(draft_model: DraftModelConfig, output: Path | None, model: PreTrain
 
 
 def _read(settings: TrainSettings) -> list[RequestRecord]:
-    """Read the records of one tenant: failures, and other requests for replay.
+    """Read the recorded requests of one tenant: failures (drafts rarely accepted), and others for replay.
 
     Raises:
         ConfigError: there are no records, or they belong to several tenants. An adapter learns from one tenant only,
@@ -216,7 +218,7 @@ def _read(settings: TrainSettings) -> list[RequestRecord]:
 
 
 def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSettings, digest: str | None) -> None:
-    """Print the results of a training and of the gate, as text or JSON."""
+    """Print the results of the training and of the comparison with the previous adapter, as text or JSON."""
     if settings.json_output:
         shown: dict[str, Any] = {name: getattr(result, name) for name in _SHOWN} | {
             "adapter": digest and str(settings.output),
@@ -255,14 +257,14 @@ def require_publishable(target: Path) -> None:
 
 
 def publish(folder: Path, target: Path) -> Path:
-    """Publish a finished folder under a name. Versions older than the previous one are deleted.
+    """Publish a finished adapter folder under a name. Versions older than the previous one are deleted.
 
     Args:
         folder: the finished folder, which is moved; it must be on the same file system.
         target: the name, checked by :func:`require_publishable`; one process at a time may publish to it.
 
     Returns:
-        The new path of the folder.
+        The path to which the adapter folder was moved.
 
     Raises:
         GraphFileError: the folder can't be read back or moved; the published adapter stays in use.
@@ -291,7 +293,7 @@ def publish(folder: Path, target: Path) -> Path:
 
 
 def _require_readable(folder: Path) -> None:
-    """Reject a folder with a damaged file. The check does not need torch."""
+    """Reject an adapter folder that contains a damaged file. Checking the files does not need torch."""
     from safetensors import SafetensorError, safe_open
 
     for file in folder.iterdir():
@@ -306,7 +308,7 @@ def _require_readable(folder: Path) -> None:
 
 
 def _version_of(target: Path) -> str | None:
-    """Return the version to which a name points; None if it was not published by :func:`publish`."""
+    """Return the adapter version to which a name points; None if :func:`publish` did not create the name."""
     version = target.readlink() if target.is_symlink() else Path()
     is_ours = version.parent == Path(target.name + ".d") and version.name.isdecimal()
     return version.name if is_ours else None

@@ -1,1 +1,1 @@
-"""Conversations: converts messages to token ids, and an answer's tokens to reasoning, content and calls."""
+"""Conversations: converts messages to token ids, and an answer's tokens to reasoning, content and tool calls."""

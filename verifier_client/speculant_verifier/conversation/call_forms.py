@@ -1,4 +1,4 @@
-"""Grammars for answers that must call a tool, or that may match another grammar instead."""
+"""Grammars for answers that must call a tool, or that either call a tool or match another grammar."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from speculant_verifier.structured.grammar import HARMONY_THOUGHT
 Form = Mapping[str, Any]
 """A grammar in llguidance's JSON format: ``{"json_schema": ...}`` or ``{"lark_grammar": ...}``."""
 ANY_TEXT: Form = {"lark_grammar": r"start: /(.|\n)*/"}
-"""The grammar of unconstrained text."""
+"""Grammar that every text matches."""
 _BETWEEN_CALLS = "\n"
 
 
 def call_form(
     style: CallStyle, calls: Sequence[tuple[str, Form]], *, parallel: bool = False, final: Form | None = None
 ) -> str:
-    """Return the form of an answer that calls a tool, as grammars in llguidance's JSON format.
+    """Return the grammars of an answer that calls a tool, in llguidance's JSON format.
 
     Args:
         style: the model's call style.
@@ -40,10 +40,10 @@ def call_form(
 
 
 def _of_harmony(calls: Sequence[tuple[str, Form]], is_free: bool) -> list[str]:
-    """Return the grammar rules of a call that follows the reasoning.
+    """Return harmony's grammar rules for the reasoning and for the tool call that follows it.
 
-    If a call is required, the header has a single spelling, so that it can be forced; if a call is optional, the header
-    has all spellings that models use.
+    If a call is required, its header has a single spelling, so that the header's tokens can be forced. If a call is
+    optional, the grammar allows every header spelling that models use.
     """
     lines = [f"calls: thought{{0,4}} ({_one_of(calls)})", HARMONY_THOUGHT]
     for index, (name, form) in enumerate(calls):

@@ -1,4 +1,4 @@
-"""One model's chat format: converts messages to token ids, and answers to reasoning, content and calls."""
+"""The chat format of one model: converts messages to token ids, and answers to reasoning, content and calls."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from speculant_verifier.conversation.template_prompt import Message, TemplatePro
 from speculant_verifier.conversation.tool_calls import HARMONY, CallStyle, Splitter, style_of
 
 _DEFAULT, _WITH_TOOLS = "default", "tool_use"
-"""Names of chat templates, in transformers' order."""
+"""Names under which a tokenizer may have chat templates, in transformers' order."""
 
 
 class ChatFormat:
-    """The format of one model's conversations, derived from its tokenizer. Thread-safe."""
+    """The chat format of one model, derived from its tokenizer. Thread-safe."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Derive the format from a tokenizer and its chat templates.
+        """Derive the chat format from a tokenizer and its chat templates.
 
         Raises:
             ConfigError: there are several templates, but none for chats without tools.
@@ -35,12 +35,13 @@ class ChatFormat:
         templates = _templates_of(tokenizer)
         self._template = TemplatePrompt(tokenizer, "".join(templates.values()))
         self.harmony = self._harmony_tokens(is_templated=bool(templates))
-        """Control tokens of a model that writes in harmony's channels; None for other models."""
+        """Control tokens of a model that writes in the harmony format; None for other models."""
         self._prompt: HarmonyPrompt | None = None
         self.takes_effort = any("reasoning_effort" in template for template in templates.values())
-        """Whether prompts set the reasoning effort."""
+        """Whether the chat format has a place for the reasoning effort in its prompts."""
         self.style: CallStyle | None = style_of(templates.get(_WITH_TOOLS, templates.get(_DEFAULT, "")))
-        """The model's style of tool calls; None if it is unknown, or if the model calls no tools."""
+        """The style in which the model writes tool calls; None if the style is unknown, or if the model calls no
+        tools."""
         if self.harmony is not None:
             self._prompt = HarmonyPrompt(self.harmony, PlainText(tokenizer).encode)
             self.takes_effort, self.style = True, HARMONY
@@ -53,9 +54,9 @@ class ChatFormat:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = (), **options: Any
     ) -> list[TokenId]:
-        """Return the token ids of a conversation, ready for the model's answer.
+        """Return the token ids of a conversation, as a prompt for the model's answer.
 
-        Texts that spell control tokens stay text: only the frame around messages has control tokens.
+        Message texts that spell control tokens stay text; only the frame around messages has control tokens.
 
         Args:
             messages: from the first to the latest, such as ``{"role": "user", "content": "Hello"}``.
@@ -88,7 +89,7 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> int:
-        """Return how many tokens a prompt shares with other conversations that have the same instructions and tools.
+        """Return the length of the prefix that a prompt shares with all conversations of equal instructions and tools.
 
         Args:
             prompt: the result of :meth:`render` for the same messages, tools and options.
@@ -110,7 +111,7 @@ class ChatFormat:
         return shared
 
     def parser(self, tool_names: Collection[str] | None = None) -> Splitter | None:
-        """Return a splitter for one answer; None if all of it is content.
+        """Return a splitter for the parts of one answer; None if the whole answer is content.
 
         Args:
             tool_names: the tools that the answer may call; None if it may call no tools.
@@ -125,7 +126,7 @@ class ChatFormat:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def _harmony_tokens(self, *, is_templated: bool) -> HarmonyTokens | None:
-        """Return harmony's control tokens if the model has no other format."""
+        """Return harmony's control tokens, unless the tokenizer lacks them or its chat template has another format."""
         tokens = HarmonyTokens.find(self._tokenizer)
         if tokens is None or not is_templated:
             return tokens

@@ -1,11 +1,11 @@
-"""Splits answers of models that write in harmony channels into reasoning, content and calls.
+"""Splits answers in the harmony format into reasoning, content and tool calls.
 
 Such a model writes an answer as several messages, each with a header:
-``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>``. The text of
-channel ``final``, of a message without a channel, or of a ``commentary`` without a recipient is the answer's content. A
-message to one of the request's tools is a call. All other text is reasoning. Headers and control tokens are
-omitted. The only addition is ``{}`` for a call without arguments. If a model breaks the format, its text is kept
-unchanged as content.
+``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>``. The answer's
+content is the text of channel ``final``, of a message without a channel, and of a ``commentary`` without a recipient. A
+message addressed to one of the request's tools is a tool call. The text of all other messages is reasoning. Message
+headers and control tokens are left out of the pieces. The only text added to the answer is ``{}``, as the arguments of
+a call that has none. If a model breaks the harmony format, its text is kept unchanged as content.
 
 Control tokens are recognised by id: text that only spells a control token stays text.
 """
@@ -25,19 +25,19 @@ from speculant_verifier.conversation.tool_calls import Piece, PieceKind, joined
 _FIRST_WORD = re.compile(r"\s*([^\s<]+)")
 _SHOWN = ("final", "commentary")
 _LONGEST_HEADER = 64
-"""Maximum length of a header in tokens; longer text is not a header."""
+"""Maximum length of a message header, in tokens; longer text is not treated as a header."""
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _PREFIX = "functions."
 
 _Kind = Literal["control", "called"] | PieceKind
-"""Kinds of pieces inside the splitter. 'called' marks the end of a call and has no text."""
+"""Kinds of the pieces that the splitter handles internally. 'called' marks the end of a tool call and has no text."""
 _WITHOUT_TEXT = ("name", "called")
 _JSON_SPACE = " \t\r\n"
 
 
 class ChannelSplitter:
-    """Splits one answer as it arrives. The result does not depend on how the answer is split into steps."""
+    """Splits one answer into pieces as it arrives. The result is the same however the answer is divided into steps."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ChannelSplitter:
         decode: Callable[[Sequence[TokenId]], str],
         tool_names: Collection[str] | None = None,
     ) -> None:
-        """Start after the prompt, which ends with the beginning of a header.
+        """Start after the prompt, which ends with the beginning of a message header.
 
         Args:
             tokens: the control tokens.
@@ -69,12 +69,12 @@ class ChannelSplitter:
     def push(
         self, token_ids: Sequence[TokenId], text: str, *, final: bool = False, is_cut: bool = False
     ) -> list[Piece]:
-        """Add the output of a step; return the pieces that became final.
+        """Add the output of a decoding step; return the pieces that can no longer change.
 
         Args:
             token_ids: the step's tokens.
-            text: the text that became final in this step. It may be shorter than the tokens' text, because the rest may
-                begin or follow a stop text.
+            text: the text that became final in this step. This text may be shorter than the text of the step's tokens,
+                because the rest may begin or follow a stop text.
             final: whether the answer is complete.
             is_cut: unused, because headers are never text.
         """
@@ -141,7 +141,7 @@ class ChannelSplitter:
                 self._begin_header([])
 
     def _called(self) -> str | None:
-        """Return the tool to which a header is addressed: empty if not available, None if there is no recipient."""
+        """Return the tool that a header addresses: empty if the tool is unavailable, None if there is no recipient."""
         found = _RECIPIENT.search("".join(self._header or ()))
         if found is None:
             return None
@@ -151,7 +151,7 @@ class ChannelSplitter:
         return name if found[1].startswith(_PREFIX) or name in self._tool_names else ""
 
     def _kind(self) -> PieceKind:
-        """Return the kind of a message without a recipient."""
+        """Return whether a message without a recipient is content or reasoning."""
         if self._channel_at is None:
             return "content"
         channel = _FIRST_WORD.match("".join((self._header or [])[self._channel_at :]))

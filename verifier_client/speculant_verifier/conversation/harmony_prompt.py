@@ -1,7 +1,7 @@
-"""Converts messages to harmony's prompts, with the same tokens as OpenAI's own library.
+"""Converts messages to prompts in the harmony format, with the same tokens that OpenAI's own library produces.
 
-Every instruction, call and output is kept. Texts of messages never become control tokens: only the frame around them
-has control tokens.
+Every instruction, tool call and tool output of a conversation is kept. Message texts never become control tokens; only
+the frame around the messages has control tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KNOWLEDGE_CUTOFF = "2024-06"
 _CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 _CALLS_GO_TO = "\nCalls to these tools must go to the commentary channel: 'functions'."
 INSTRUCTING = ("system", "developer")
-"""Roles of messages with instructions."""
+"""Roles of the messages that contain instructions."""
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 _TAKEN = {
     "model_identity", "knowledge_cutoff", "conversation_start_date", "reasoning_effort", "add_generation_prompt",
@@ -42,27 +42,27 @@ _TAKEN = {
 
 @dataclass(frozen=True, slots=True)
 class HarmonyMessage:
-    """One message of harmony."""
+    """One message in the harmony format."""
 
     author: str
     """Author of the message: a tool, or a role with an optional name."""
     text: str
-    """Content of the message."""
+    """Text of the message, without its header."""
     recipient: str = ""
     """Recipient of the message: a tool, or 'assistant'; empty for the user."""
     channel: str = ""
     """Channel of the message: 'analysis', 'commentary' or 'final'; empty if the message has no channel."""
     is_json: bool = False
-    """Whether the header declares the content as JSON."""
+    """Whether the message's header declares the text as JSON."""
     is_call: bool = False
-    """Whether the message is a call."""
+    """Whether the message is a tool call."""
 
 
 class HarmonyPrompt:
-    """Renders conversations for one tokenizer."""
+    """Converts conversations to token ids of one tokenizer, in the harmony format."""
 
     def __init__(self, tokens: HarmonyTokens, encode: Callable[[Sequence[str]], list[list[TokenId]]]) -> None:
-        """Store the control tokens, and a function that encodes texts without control tokens."""
+        """Store the control tokens, and a function that encodes text and never returns a control token."""
         self._ids, self._encode = tokens.ids, encode
 
     def render(
@@ -74,7 +74,7 @@ class HarmonyPrompt:
             messages: as in OpenAI's chats.
             tools: the available tools.
             options: ``reasoning_effort``, ``model_identity``, ``knowledge_cutoff``, ``conversation_start_date``, and
-                ``add_generation_prompt``; others are ignored.
+                ``add_generation_prompt``. ``builtin_tools`` is refused; all other options are ignored.
 
         Raises:
             GenerationRequestError: a message has an unknown role, or answers no call.
@@ -95,7 +95,7 @@ class HarmonyPrompt:
         return token_ids
 
     def _parts(self, message: HarmonyMessage) -> Iterator[str | TokenId]:
-        """Yield texts and control tokens, in order; each text is encoded separately."""
+        """Yield a message's texts and control tokens in order; each text is encoded separately."""
         yield from (self._ids[START], message.author)
         if message.recipient:
             yield f" to={message.recipient}"
@@ -110,10 +110,10 @@ class HarmonyPrompt:
 def harmony_messages(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
 ) -> list[HarmonyMessage]:
-    """Return the messages of a conversation in harmony's form, without old reasoning.
+    """Return the messages of a conversation in the harmony format, without outdated reasoning.
 
-    Reasoning before the last final message is dropped, as OpenAI documents. Later reasoning stays, because a chain of
-    calls depends on it.
+    Reasoning before the last message of channel ``final`` is dropped, as OpenAI's documentation says. Reasoning after
+    the last ``final`` message stays, because a chain of tool calls depends on it.
 
     Raises:
         GenerationRequestError: a message has an unknown role, or answers no call.
@@ -164,7 +164,7 @@ def _system(options: Mapping[str, Any], *, has_tools: bool) -> HarmonyMessage:
 
 
 class _Calls:
-    """The calls of a conversation so far."""
+    """Tool calls of the messages read so far; finds the call to which an output belongs."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -230,7 +230,7 @@ def _of_assistant(message: Mapping[str, Any], author: str, text: str, calls: _Ca
 
 
 def call_of(call: Mapping[str, Any]) -> tuple[str, str, bool]:
-    """Return the name and arguments of a call in an earlier answer, and whether the arguments are JSON.
+    """Return the tool name and arguments of a call in an earlier answer, and whether the arguments are JSON.
 
     Raises:
         GenerationRequestError: the call names no function.

@@ -1,4 +1,4 @@
-"""The control tokens of harmony, gpt-oss's format, found in a tokenizer."""
+"""Finds the control tokens of harmony, the chat format of gpt-oss, in a tokenizer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NAMES = (START, CHANNEL, MESSAGE, END, RETURN, CALL, CONSTRAIN)
 
 @dataclass(frozen=True, slots=True)
 class HarmonyTokens:
-    """Ids of the control tokens."""
+    """Ids of harmony's control tokens in one tokenizer."""
 
     names: dict[TokenId, str]
-    """Spellings of all control tokens."""
+    """Text of every control token, by its token id."""
 
     @classmethod
     def find(cls, tokenizer: PreTrainedTokenizerBase) -> Self | None:
-        """Return the control tokens of a tokenizer; None if it lacks any."""
+        """Return the harmony control tokens of a tokenizer; None if the tokenizer lacks any of them."""
         added = {token.content: token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
         return cls({added[name]: name for name in _NAMES}) if added.keys() >= set(_NAMES) else None
 
@@ -34,5 +34,5 @@ class HarmonyTokens:
 
     @property
     def stops(self) -> frozenset[TokenId]:
-        """Tokens that end an answer: the return token, and the call token, because a call waits for its output."""
+        """Tokens that end an answer: the return token, and the call token, because a tool call waits for its output."""
         return frozenset(self.ids[name] for name in (RETURN, CALL))

@@ -1,7 +1,7 @@
-"""Tool declarations in harmony's prompts: TypeScript types, as OpenAI's own library writes them.
+"""Tool declarations in harmony's prompts: TypeScript types, written in the same form as in OpenAI's own library.
 
-This module also writes parts of a schema that the library omits. For a reference, for example, the library writes
-'any'.
+This module also writes the parts of a JSON schema that OpenAI's library omits. For example, OpenAI's library writes
+'any' for a reference, and this module writes the type referred to.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _DEEPEST = 32
-"""Maximum number of levels of a schema; deeper levels have the type ``any``."""
+"""Maximum nesting depth of a schema; deeper levels are written as the type ``any``."""
 
 _Schema = Mapping[str, Any]
 _ALIASES = {"integer": "number"}
@@ -20,7 +20,7 @@ _KINDS = {"string", "number", "boolean", "null"}
 
 
 def namespace_of(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return the namespace that declares the functions of a conversation.
+    """Return the TypeScript namespace that declares the tools of a conversation.
 
     Args:
         tools: tools in the format of OpenAI's chats: functions with JSON schemas, or custom tools with text input.
@@ -39,7 +39,7 @@ def namespace_of(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 class TypeWriter:
-    """Writes the types of one schema."""
+    """Writes the TypeScript types of one JSON schema."""
 
     def __init__(self, root: Any) -> None:
         """Store the whole schema, against which references are resolved."""
@@ -48,7 +48,7 @@ class TypeWriter:
         self._depth = 0
 
     def write(self, schema: Any, indent: str = "") -> str:
-        """Return the type of a schema.
+        """Return the TypeScript type of a schema.
 
         Args:
             schema: the schema; if it is not an object, the type is ``any``.
@@ -81,7 +81,7 @@ class TypeWriter:
         return self._composed(schema, indent)
 
     def _composed(self, schema: _Schema, indent: str) -> str:
-        """Return the type of a composed schema, which OpenAI's library does not support."""
+        """Return the type of a reference, ``anyOf`` or ``allOf``, which OpenAI's library does not support."""
         if isinstance(reference := schema.get("$ref"), str):
             return self._referenced(reference, indent)
         if isinstance(schema.get("anyOf"), list):
@@ -183,7 +183,7 @@ class TypeWriter:
 
 
 def _values(schema: _Schema) -> str | None:
-    """Return the values that a schema lists; None if it lists no values."""
+    """Return the union of the values that a schema lists, as a type; None if the schema lists no values."""
     values = schema.get("enum")
     if isinstance(values, list) and values:
         if schema.get("type") == "string":

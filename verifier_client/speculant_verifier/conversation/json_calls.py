@@ -1,4 +1,4 @@
-"""Splits answers into content and calls, for models that write calls as JSON between two marks."""
+"""Splits answers into content and tool calls, for models that write calls as JSON between two marks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from speculant_graph.types import TokenId
 from speculant_verifier.conversation.tool_calls import Piece, joined
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)', re.DOTALL)
-"""Matches a call up to its arguments, so that the arguments can be streamed."""
+"""Matches a tool call up to its arguments, so that the arguments can be streamed."""
 _IN_STRING = re.compile(r'["\\]')
 _DECODER = json.JSONDecoder(strict=False)
 
 
 class JsonCalls:
-    """Splits an answer into text and calls. The result does not depend on how the answer is split into steps.
+    """Splits an answer into content and tool calls. The result is the same however the answer is divided into steps.
 
-    If the name comes before the arguments, the arguments are streamed; otherwise they are returned when the call is
-    complete. Text that only looks like a call stays text.
+    The arguments of a call are streamed if the tool's name precedes them. Otherwise they are returned when the call is
+    complete. Text that only looks like a tool call stays content.
     """
 
     def __init__(self, mark: str, end: str) -> None:
@@ -43,7 +43,7 @@ class JsonCalls:
     def push(
         self, token_ids: Sequence[TokenId], text: str, *, final: bool = False, is_cut: bool = False
     ) -> list[Piece]:
-        """Add the output of a step; return the pieces that became final.
+        """Add the output of a decoding step; return the pieces that can no longer change.
 
         Args:
             token_ids: unused.
@@ -60,7 +60,7 @@ class JsonCalls:
         return pieces
 
     def _text(self, *, final: bool) -> bool:
-        """Search for the mark before a call."""
+        """Search for the mark that precedes a tool call."""
         start = self._held.find(self._mark)
         if start >= 0:
             before, self._held = self._held[:start], self._held[start + len(self._mark) :]
@@ -77,7 +77,7 @@ class JsonCalls:
         return False
 
     def _body(self, *, final: bool) -> bool:
-        """Search for a call's name and arguments; if the text is no call, search for its end."""
+        """Search for a call's name and arguments; if the text is not a call, search for the end mark."""
         head = _HEAD.match(self._held)
         if head is not None and (name := _decoded(head[1])) is not None:
             self._begin(str(name))
@@ -132,7 +132,7 @@ class JsonCalls:
         return found is not None
 
     def _behind_body(self, *, final: bool) -> bool:
-        """Skip the mark after a call."""
+        """Skip the end mark after a tool call."""
         after = self._held.lstrip()
         if not final and len(after) < len(self._end) and self._end.startswith(after):
             return False
@@ -189,10 +189,10 @@ class _Scanner:
         self._is_string = False
         self._found: Literal["value", "mark"] | None = None
         self.at = 0
-        """Number of scanned characters."""
+        """Number of characters of the text that were scanned so far."""
 
     def run(self, text: str) -> Literal["value", "mark"] | None:
-        """Continue in a longer text. Return whether a value or the mark ended the scan; None if it has not ended."""
+        """Continue the scan in a longer text. Return whether a value or the mark ended the scan; None for neither."""
         if self._found is None:
             self._found = self._run(text)
         return self._found

@@ -1,4 +1,4 @@
-"""Encodes untrusted text without control tokens; only the chat template can write control tokens."""
+"""Encodes untrusted text so that it yields no control tokens; only the chat template can write control tokens."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from speculant_graph.corpus.tokenize import encode_texts
 from speculant_graph.types import TokenId
 
 _LEAST_END = 2
-"""A text that starts with at least this many final characters of a control token is marked, because a template might
-complete the token."""
+"""Minimum number of a control token's last characters for which a text that starts with them is marked. Otherwise, a
+template might complete the control token."""
 
 
 class PlainText:
     """Encodes untrusted texts, alone or within a template's text. Thread-safe."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str = "") -> None:
-        """Find a tokenizer's control tokens.
+        """Find the control tokens of a tokenizer.
 
         Args:
             tokenizer: the tokenizer.
@@ -48,8 +48,7 @@ class PlainText:
     def encode(self, texts: Sequence[str]) -> list[list[TokenId]]:
         """Return the token ids of texts; none of the ids is a control token.
 
-        The tokenizer's ordinary vocabulary must be unable to spell control tokens. Byte-level tokenizers are an
-        example.
+        This requires a tokenizer whose ordinary vocabulary can't spell control tokens, such as a byte-level tokenizer.
         """
         encoded = _encoded(self._backend, texts)
         for index, text in enumerate(texts):
@@ -58,7 +57,7 @@ class PlainText:
         return encoded
 
     def broken(self, value: Any, *, is_own: bool = False) -> Any:
-        """Return a value with marks in its texts: in each control token, and at the ends that may be part of a token.
+        """Return a value with marks in its texts: in each control token, and at text ends that may be part of one.
 
         Args:
             value: texts in nested lists and objects; field names are marked, too.
@@ -80,7 +79,7 @@ class PlainText:
         return self._without_control(own.replace(self._mark, ""))
 
     def whole(self, text: str) -> str:
-        """Remove the marks from a text."""
+        """Remove the marks of :meth:`broken` from a text."""
         return text.replace(self._mark, "")
 
     def _ordinary(self, text: str) -> list[TokenId]:
@@ -130,7 +129,7 @@ def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[TokenId]]:
 
 
 class _Breaker:
-    """Marks tokens in texts."""
+    """Breaks up tokens in texts by inserting a mark into each."""
 
     def __init__(self, names: Sequence[str]) -> None:
         one_of = "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)"
@@ -140,7 +139,7 @@ class _Breaker:
         self._ends = tuple({name[size:] for name in names for size in range(1, len(name) - _LEAST_END + 1)})
 
     def broken(self, text: str, mark: str) -> str:
-        """Return a text with a mark in each token, and at the ends that could form a token with adjacent text."""
+        """Return a text with a mark in each token, and at text ends that could form a token with adjacent text."""
         before = mark if text.startswith(self._ends) else ""
         after = mark if text.endswith(self._beginnings) else ""
         return f"{before}{self._starts.sub(lambda found: found[1] + mark, text)}{after}"

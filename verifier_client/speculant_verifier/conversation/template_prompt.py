@@ -15,14 +15,14 @@ from speculant_verifier.conversation.plain_text import PlainText
 Message = Mapping[str, Any]
 """One message: 'role', 'content', and any other fields that the template uses."""
 _OF_MODEL = ("content", "reasoning_content", "thinking", "reasoning")
-"""Fields of an assistant's message that the model wrote itself."""
+"""Fields of an assistant message whose text was written by the model."""
 
 
 class TemplatePrompt:
     """Renders conversations with a tokenizer's chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
-        """Store the tokenizer; ``template`` is the text of all its templates."""
+        """Store the tokenizer; ``template`` is the joined text of all its chat templates."""
         self._tokenizer = tokenizer
         self._text = PlainText(tokenizer, template)
 
@@ -31,7 +31,7 @@ class TemplatePrompt:
     ) -> list[TokenId]:
         """Return the token ids of a conversation, including the template's control tokens.
 
-        Texts of messages, tools and options that spell a control token stay text.
+        If a text in a message, tool or option spells a control token, it stays text.
 
         Args:
             messages: from the first to the latest.
@@ -73,7 +73,7 @@ class TemplatePrompt:
 
 
 def _with_arguments(call: Any) -> Any:
-    """Return a call in the format that templates expect, with parsed arguments."""
+    """Return a tool call in the format that chat templates expect, with its arguments parsed from JSON."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

@@ -1,6 +1,6 @@
-"""Converts between text and the engine: prompts and chats to requests, outputs to events and results.
+"""Converts prompts to requests for the engine, and the engine's outputs to text, events and results.
 
-A character is returned when all its bytes are known and it can't begin a stop text.
+A character is returned as soon as all its bytes are known and it can't be the start of a stop text.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from speculant_verifier.suitability import unsuited
 
 _REPLACEMENT = "\ufffd"
 _TAIL = 8
-"""Number of a prompt's last tokens that precede a prediction; it exceeds the length of drafters' contexts."""
+"""Number of the prompt's last tokens that are put before a prediction; more than any context that drafters match."""
 
 Prompt = str | Sequence[TokenId]
 """A prompt: text, or token ids that are used unchanged."""
 
 
 Prompts = list[str] | list[list[TokenId]] | list[Prompt]
-"""Several prompts. Only lists are accepted, because a single text is also a sequence of texts."""
+"""Several prompts. Only lists of prompts are accepted, because a single Python string is also a sequence of strings."""
 
 
 def draft_prefix_of(prompt: Sequence[TokenId], prediction: Sequence[TokenId]) -> tuple[TokenId, ...]:
@@ -38,12 +38,12 @@ def draft_prefix_of(prompt: Sequence[TokenId], prediction: Sequence[TokenId]) ->
 class Detokenizer:
     """Decodes a growing token sequence incrementally, up to the first stop text.
 
-    Only the tokens since the last committed position are decoded again, with some context before them, because byte
-    pieces and leading spaces depend on adjacent tokens.
+    A call decodes only the tokens since the last committed position, with some context before them. The context is
+    needed because byte pieces and leading spaces depend on adjacent tokens.
     """
 
     def __init__(self, decode: Callable[[Sequence[TokenId]], str], stop: Sequence[str] = ()) -> None:
-        """Start with no tokens.
+        """Start with an empty token sequence.
 
         Args:
             decode: converts token ids to text.
@@ -56,10 +56,10 @@ class Detokenizer:
         self._num_shown = 0  # characters after the context that were already returned
         self._held = ""  # text that may begin a stop text
         self.is_complete = False
-        """Whether a stop text was found; then no further text is returned."""
+        """Whether a stop text was found; if so, no further text is returned."""
 
     def push(self, token_ids: Sequence[TokenId], *, final: bool = False) -> str:
-        """Add tokens and return the text that became final; with ``final``, all remaining text."""
+        """Add tokens; return the text that can no longer change or, if ``final`` is set, all remaining text."""
         if self.is_complete:
             return ""
         text = self._held + self._new_text(token_ids, final=final)
@@ -116,7 +116,7 @@ def end_of(text: str, stop: Sequence[str]) -> int | None:
 
 
 class Batch:
-    """The prompts of one call, and their results."""
+    """Converts the prompts of one decoding call to requests, and collects their results."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Batch:
         shared_length: int = 0,
         documents: Sequence[str] = (),
     ) -> None:
-        """Convert prompts to requests.
+        """Convert prompts to requests for the engine.
 
         Args:
             target: the model.
@@ -148,7 +148,7 @@ class Batch:
         self._sources: list[tuple[int, int]] = []  # prompt and sample of each request
         self._texts: list[Detokenizer] = []
         self.requests: list[Request] = []
-        """The requests for the engine."""
+        """The requests for the engine, one for each sample of each prompt."""
         for index, (prompt, config) in enumerate(zip(prompts, configs, strict=True)):
             refusal = grammar = None
             try:
@@ -177,12 +177,12 @@ class Batch:
                 )
 
     def note(self, output: StepOutput) -> None:
-        """Record the result if the sequence has finished."""
+        """Record the result of a sequence if this output finishes it."""
         if output.finish_reason is not None:
             self._results[output.sequence.index] = self._result(output)
 
     def outcome(self) -> GenerationResult | list[GenerationResult]:
-        """Return the result of ``generate``.
+        """Return the value of ``generate``: one result if the caller gave one prompt, otherwise a list.
 
         Raises:
             GenerationError: the only prompt could not be continued.
@@ -194,7 +194,7 @@ class Batch:
         return results[0]
 
     def event(self, output: StepOutput) -> StepEvent:
-        """Return the event of a stream.
+        """Return the stream event for one output of the engine.
 
         Raises:
             GenerationError: the only prompt could not be continued.
@@ -221,7 +221,7 @@ class Batch:
         )
 
     def _token_ids(self, prompt: Prompt) -> tuple[TokenId, ...]:
-        """Return the tokens of a prompt.
+        """Return the token ids of a prompt.
 
         Raises:
             GenerationError: the prompt is neither text nor token ids.
@@ -273,7 +273,7 @@ class Batch:
         )
 
     def _warning(self, sequence: ActiveSequence) -> str:
-        """Return the warning about a request's drafts, if any."""
+        """Return a warning about the drafts of a sequence; empty if there is none."""
         if not any(sequence.drafted_by_depth):
             return sequence.drafter_problem
         return "" if self._strategy is None else unsuited(sequence.config.rule, self._strategy)

@@ -1,6 +1,6 @@
-"""Parses the tool calls in a model's output as they arrive, and forces a call if a client requires one.
+"""Styles in which models write tool calls, and the interface for parsing the calls as they arrive.
 
-Each model family has a call style, which is recognised from the chat template.
+Each model family has a call style, which is recognised from the model's chat template.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from speculant_graph.types import TokenId
 from speculant_verifier.structured.grammar import example_of
 
 PieceKind = Literal["reasoning", "content", "name", "arguments"]
-"""Kinds of pieces: reasoning, content, name and arguments. The name of a tool begins a call; its arguments follow as
-JSON text."""
+"""Kinds of the pieces of an answer: reasoning, content, name and arguments. A tool's name begins a call, and the call's
+arguments follow as JSON text."""
 
 Piece = tuple[PieceKind, str]
 """A piece of an answer: its kind and its text."""
@@ -23,19 +23,19 @@ Piece = tuple[PieceKind, str]
 Schema = Mapping[str, Any] | bool
 
 STRICT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Separators of JSON with fixed spaces, as in Python's json."""
+"""llguidance options for JSON with fixed spaces, as Python's json module writes it."""
 
 
 class Splitter(Protocol):
-    """Splits one answer as it arrives."""
+    """Splits one answer into pieces as it arrives."""
 
     ends_in_call: bool
-    """Whether the answer has calls and the last call is complete."""
+    """Whether the answer has tool calls and the last call is complete."""
 
     def push(
         self, token_ids: Sequence[TokenId], text: str, *, final: bool = False, is_cut: bool = False
     ) -> list[Piece]:
-        """Add the output of a step; return the pieces that became final.
+        """Add the output of a decoding step; return the pieces that can no longer change.
 
         Args:
             token_ids: the step's tokens.
@@ -46,7 +46,7 @@ class Splitter(Protocol):
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Join adjacent pieces of the same kind, except names."""
+    """Join adjacent pieces of the same kind; never join tool names."""
     joined: list[Piece] = []
     for kind, text in pieces:
         if joined and joined[-1][0] == kind != "name":
@@ -58,23 +58,23 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class CallStyle:
-    """One style of tool calls."""
+    """Style in which the models of one family write tool calls."""
 
     name: str
-    """Name of the style, for messages."""
+    """Name of the call style, such as 'hermes'."""
     sign: str
     """Text that occurs in the chat templates of all models with this style."""
     call: str
     """Template of a call: %NAME% stands for the tool's name in JSON, @arguments for the arguments."""
     mark: str = ""
-    """Text before a call."""
+    """Text that the model writes before a tool call."""
     end: str = ""
-    """Text after a call."""
+    """Text that the model writes after a tool call."""
     answer: str = ""
-    """Text before an answer without a call."""
+    """Text that the model writes before an answer without a tool call."""
 
     def examples(self, tools: Sequence[tuple[str, Schema]]) -> str:
-        """Return example calls of tools.
+        """Return the text of one example call of each tool.
 
         Args:
             tools: names of tools, and schemas of their arguments.
@@ -101,7 +101,7 @@ STYLES: tuple[CallStyle, ...] = (
         "</tool_call>",
     ),
 )
-"""All call styles; the first style whose sign is in the chat template is used."""
+"""All call styles; a model has the first style whose sign occurs in its chat template."""
 
 
 def style_of(template: str) -> CallStyle | None:

@@ -5,4 +5,4 @@ from pathlib import Path
 MODEL_FOLDER = Path(__file__).with_name("model")
 """The demo's model."""
 DRAFT_MODEL_FOLDER = Path(__file__).with_name("draft_model")
-"""The demo's draft model."""
+"""Folder with the demo's draft model."""

@@ -1,7 +1,7 @@
 """The demo's text: the standard library of the running Python interpreter.
 
-Every machine has it, so nothing is downloaded and no third-party text is committed. This module depends on neither
-tokenizer nor model.
+Every machine with Python has this text, so nothing is downloaded and no third-party text is committed. This module
+depends on neither tokenizer nor model.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TRAINING_MODULES = (
     "asyncio", "concurrent", "http", "json", "logging", "queue.py", "selectors.py", "socket.py",
     "socketserver.py", "subprocess.py", "threading.py",
 )  # fmt: skip
-"""Training text of the demo model: packages and modules for processes and servers."""
+"""Training text of the demo model: standard-library packages and modules for processes and servers."""
 
 UNKNOWN_MODULES = ("http", "json", "logging", "socket.py", "socketserver.py")
-"""Modules of the training text that the demo's draft model does not know. It can learn them from the target's
-output."""
+"""Modules of the training text on which the demo's draft model was not trained. The draft model can learn them from the
+target's output."""
 
 _TIMES_KNOWN = 8
 
@@ -43,7 +43,7 @@ PROMPTS = (
 """The demo's prompts: starts of code in the style of the training text."""
 
 VALIDATION_MODULES = ("asyncio/runners.py", "http/cookies.py", "logging/config.py")
-"""Files of the training packages that are excluded from training; the model card has their validation loss."""
+"""Files of the training packages that are held out for validation; the model card states the loss on them."""
 
 
 def standard_library_folder() -> Path:
@@ -52,7 +52,7 @@ def standard_library_folder() -> Path:
 
 
 def standard_library_files(root: Path | None = None) -> list[Path]:
-    """List the library's source files, sorted, without tests, generated tables and installed packages."""
+    """Return the standard library's source files, sorted, without tests, generated tables and installed packages."""
     root = root or standard_library_folder()
     return [
         path
@@ -62,7 +62,7 @@ def standard_library_files(root: Path | None = None) -> list[Path]:
 
 
 def training_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
-    """Return the disjoint (training, validation) files of the demo model."""
+    """Return the training files and the validation files of the demo model, which are disjoint."""
     root = root or standard_library_folder()
     training, validation = [], []
     for path in standard_library_files(root):
@@ -77,8 +77,8 @@ def training_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
 def draft_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
     """Return the training files of the demo's draft model, and the files known only to the demo model.
 
-    The draft model's training files are all other files of the library, so it learns Python in general. Training files
-    that the demo model also knows occur several times, because the draft model must draft such text.
+    The draft model is trained on all other files of the standard library, so it learns Python in general. Its training
+    files that the demo model also knows are repeated, because the draft model must draft such text.
     """
     root = root or standard_library_folder()
 
@@ -94,14 +94,15 @@ def draft_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
 def beginnings(count: int, root: Path | None = None) -> list[str]:
     """Return the first two lines of ``count`` functions from the demo model's training text.
 
-    The selection is deterministic, without duplicates; it is shorter if the library has fewer functions.
+    The selection is deterministic and has no duplicates. If the training text has fewer functions, the selection is
+    shorter.
     """
     unlike = beginnings_of(training_files(root)[0])
     return random.Random(0).sample(unlike, min(count, len(unlike)))
 
 
 def beginnings_of(files: Iterable[Path]) -> list[str]:
-    """Return the first two lines of all functions in files, without duplicates."""
+    """Return the first two lines of every function in the given files, without duplicates."""
     found = (
         match.group()
         for path in files

@@ -1,4 +1,4 @@
-"""Steps and output of the demo: coloured text, a table, and one JSON object for programs."""
+"""Runs the demo and prints its output: coloured text, a table and, for programs, one JSON object."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _COLUMNS = ("prompt", "tokens", "plain/s", "spec./s", "faster", "per step", "acc
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The results of one prompt."""
+    """Results of all runs of one prompt."""
 
     shown: list[GenerationResult]
-    """Results of the unmeasured runs whose text is printed: first without, then with drafts."""
+    """Results of the unmeasured runs whose text is printed: first the run without drafts, then the run with drafts."""
     plain: list[GenerationResult]
     speculative: list[GenerationResult]
     round_trips_s: list[float]
@@ -52,7 +52,7 @@ class _Outcome:
 
 
 def _figures(outcomes: Sequence[_Outcome]) -> dict[str, Any]:
-    """Return the JSON output's figures of one or more prompts, from the medians of each prompt."""
+    """Return the figures of one or more prompts for the JSON output, from each prompt's median durations."""
     plain_s, speculative_s = (
         sum(median(result.times.total_s for result in results) for results in variants)
         for variants in ([each.plain for each in outcomes], [each.speculative for each in outcomes])

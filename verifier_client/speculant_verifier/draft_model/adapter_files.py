@@ -1,7 +1,7 @@
-"""Reads LoRA adapters and merges them into a copy of the draft model, so a bad adapter changes nothing.
+"""Reads LoRA adapters and merges them into a copy of the draft model; a bad adapter leaves the original unchanged.
 
-An adapter is a folder in peft's own format, so other programs can load it, too. In addition to peft's two files,
-``speculant.json`` records the tenants of the training text and the figures of the training.
+An adapter is a folder in peft's own format, so other programs can load it, too. In addition to peft's two files, the
+folder holds ``speculant.json`` with the tenants of the training text and the training's figures.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _OF_TRAINING = frozenset({
     "loftq_config", "lora_dropout", "lora_ga_config", "megatron_core", "peft_type", "peft_version",
     "qalora_group_size", "revision", "runtime_config",
 })  # fmt: skip
-"""Settings of peft without effect on a trained adapter. Settings in neither of the two sets change a layer's output."""
+"""Settings of peft that have no effect on a trained adapter. Any other setting of peft, outside ``_SHAPING`` and
+``_OF_TRAINING``, changes a layer's output."""
 _PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
 """Values of ``init_lora_weights`` that do not change the base model's weights."""
 
@@ -55,13 +56,15 @@ class AdapterInfo:
     """Description of an adapter, read from its folder."""
 
     folder: Path
-    """Path of the adapter with links resolved, so that it still names this version after a new version is published."""
+    """Path of the adapter's folder, with symbolic links resolved. The path still names this version after a new version
+    is published."""
     digest: str
     """sha256 of the weights file."""
     base: str
     """Name or folder of the adapter's base model; empty if not recorded."""
     tenants: frozenset[str] | None
-    """Tenants of the training text; the adapter may draft only for their sequences. None means all tenants."""
+    """Tenants of the training text; the adapter may draft only for their sequences. None means that the adapter may
+    draft for all tenants."""
     note: Mapping[str, Any]
     """Figures of the adapter's training, from ``speculant.json``."""
     config: LoraConfig
@@ -95,17 +98,17 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
 
 
 def with_adapter(model: PreTrainedModel, base_name: str, folder: Path | str) -> tuple[PreTrainedModel, AdapterInfo]:
-    """Return a copy of a model with an adapter merged into its weights, so that passes take no longer.
+    """Return a copy of a model with an adapter merged into its weights, so that its passes take no extra time.
 
     Args:
-        model: the base model, which stays unchanged. If its weights are quantised, to four bits for example, the copy's
-            weights are not.
+        model: the base model, which stays unchanged. If the base model's weights are quantised, for example to four
+            bits, the copy's weights are dequantised.
         base_name: the name or folder from which the base model was loaded.
         folder: the adapter.
 
     Raises:
         ConfigError: the base's weights can't be dequantised, the adapter was trained for another model, its tensors do
-            not match this model, or some numbers are not finite. The message is one line that ends with the fix.
+            not match this model, or some numbers are not finite. The error message is one line that ends with the fix.
     """
     info = read_adapter(folder)
     require_base(info, base_name)
@@ -127,7 +130,7 @@ def with_adapter(model: PreTrainedModel, base_name: str, folder: Path | str) -> 
 
 
 def require_base(info: AdapterInfo, base_name: str) -> None:
-    """Reject an adapter of another base model.
+    """Reject an adapter that was trained for another base model.
 
     Raises:
         ConfigError: the adapter is for another model.
@@ -171,10 +174,10 @@ def _unusable(folder: Path | str, base_name: str, error: Exception) -> ConfigErr
 
 
 def _separate_tied(model: Module) -> bool:
-    """Untie layers that share a matrix, because an adapter changes only one of them.
+    """Untie layers that share a weight matrix, because an adapter changes only one of the layers.
 
     Returns:
-        Whether any layers shared a matrix.
+        Whether any layers shared a weight matrix before.
     """
     owners: set[int] = set()
     found = False
@@ -196,7 +199,7 @@ def _add_biases(model: Module) -> None:
 
 
 def _tie_if_equal(model: PreTrainedModel) -> None:
-    """Tie the embedding and the LM head again if they are equal; otherwise record that they differ."""
+    """Tie the embedding and the LM head again if they are equal; otherwise mark them as untied in the config."""
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     assert isinstance(embedding.weight, Parameter)
     assert isinstance(head.weight, Parameter)
@@ -208,7 +211,7 @@ def _tie_if_equal(model: PreTrainedModel) -> None:
 
 
 def plain(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model to whose weights an adapter can be added; quantised weights are dequantised in place.
+    """Return a model that can take an adapter; if its weights are quantised, dequantise them in place.
 
     Raises:
         ConfigError: transformers can't dequantise weights of this kind.
@@ -230,7 +233,7 @@ def quiet_peft() -> Iterator[None]:
     """Suppress three warnings from peft that are irrelevant here.
 
     Peft uses a name that transformers deprecates, warns about its own patterns for experts, and reports that it unties
-    weights. This module ties the weights again.
+    weights. This module ties the untied weights again, if they are equal.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
@@ -240,7 +243,7 @@ def quiet_peft() -> Iterator[None]:
 
 
 def add_to_note(folder: Path, figures: Mapping[str, Any]) -> None:
-    """Add figures to the note in an adapter's folder."""
+    """Add figures to ``speculant.json`` in an adapter's folder."""
     note = {**_read_json(folder / NOTE_FILE), **figures}
     replace_bytes(folder / NOTE_FILE, json.dumps(note).encode())
 

@@ -1,9 +1,9 @@
 """Loads, swaps and rolls back the draft model's LoRA adapters at run time.
 
-An adapter is validated and merged into a copy of the base model first, so weights in use are never modified. The copy
-replaces the model between two steps. A rollback loads the previous adapter again. The rollback is automatic if the new
-adapter predicts its first tokens worse than the previous adapter predicted its last tokens. Adapters never change the
-output.
+An adapter is validated and merged into a copy of the base model first, so weights in use are never modified. The merged
+copy replaces the draft model between two decoding steps. A rollback loads the previous adapter again. A rollback is
+automatic if the new adapter predicts its first tokens less well than the previous adapter predicted its last. Adapters
+change only the drafts, never the output.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RecordIdentity
 
 _FEWEST_JUDGED = 400
-"""Minimum number of judged tokens of each adapter before a rollback. A new adapter whose window is full stays, because
-with endless comparisons any adapter looks worse at some point."""
+"""Minimum number of judged tokens that each of the two adapters must have before a rollback. A new adapter stays once
+its window of judged tokens is full, because after enough comparisons any adapter looks worse by chance."""
 _ERRORS = 4.0
-"""Number of standard errors by which the new adapter must be worse. This is more than chance alone requires, because
-the adapters also draft different texts."""
+"""Number of standard errors by which the new adapter's hit rate must be lower for a rollback. The threshold is higher
+than chance alone requires, because the two adapters also draft different texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Adapter:
     """A draft model with one adapter, or with none."""
 
     name: str
-    """The requested name; empty for the base model."""
+    """Name under which the adapter was requested; empty for the base model."""
     folder: str
-    """Path of the adapter with links resolved."""
+    """Path of the adapter's folder, with symbolic links resolved."""
     digest: str
     """sha256 of the adapter's weights; empty for the base model."""
     tenants: frozenset[str] | None = None
@@ -49,21 +49,21 @@ BASE = Adapter("", "", "")
 
 @dataclass(frozen=True, slots=True)
 class AdapterState:
-    """The present adapter and its statistics."""
+    """The adapter in use and its statistics."""
 
     present: Adapter
     """The adapter in use."""
     previous: Adapter | None
     """The adapter that a rollback would restore."""
     acceptance: float | None
-    """Share of the latest judged tokens, at most ``drafter.HIT_WINDOW``, that the model predicted; None if no tokens
-    were judged."""
+    """Share of the latest judged tokens that the model predicted; None if no tokens were judged. At most
+    ``drafter.HIT_WINDOW`` tokens count."""
     num_judged: int
-    """Number of judged tokens in ``acceptance``."""
+    """Number of judged tokens from which ``acceptance`` is computed."""
     previous_acceptance: float | None
     """``acceptance`` of the previous adapter when it was replaced."""
     num_passes: int
-    """Number of passes of the draft model since it was first loaded, with all adapters."""
+    """Number of passes of the draft model since it was first loaded, summed over all adapters."""
     passes_s: float
     """Total duration of the ``num_passes`` passes in seconds."""
 
@@ -103,12 +103,12 @@ class Adapters:
 
     @property
     def names(self) -> dict[str, Path]:
-        """Adapter folders, by the names in the settings."""
+        """Folder of each adapter in the settings, by the adapter's name."""
         return dict(self._config.adapters)
 
     @property
     def state(self) -> AdapterState:
-        """The present adapter and its statistics."""
+        """The adapter in use and its statistics."""
         return AdapterState(
             present=self._present,
             previous=self._previous,
@@ -120,7 +120,7 @@ class Adapters:
         )
 
     def load(self, name: str) -> Adapter:
-        """Load an adapter for drafting from the next step on; loading the present adapter does nothing.
+        """Load an adapter, which drafts from the next step on; loading the adapter in use does nothing.
 
         Args:
             name: a name in the settings, or a folder; empty for the base model.
@@ -145,7 +145,7 @@ class Adapters:
         return adapter
 
     def _judge(self) -> None:
-        """Roll back the adapter if it is worse than the previous adapter. Called at the end of each sequence."""
+        """Roll back the adapter, at the end of a sequence, if it is worse than the previous adapter."""
         (num_before, right_before), (num_now, right_now) = self._hits_before, self._drafter.hits
         if not self._is_on_trial or min(num_before, num_now) < _FEWEST_JUDGED:
             return
@@ -194,7 +194,7 @@ def _share(hits: tuple[int, int]) -> float | None:
 
 
 def described(adapter: Adapter) -> str:
-    """Return a description of an adapter."""
+    """Return a text that names an adapter and its tenants."""
     if not adapter.name:
         return "no adapter"
     whose = [f"tenant '{each}'" if each else "requests without a tenant" for each in sorted(adapter.tenants or ())]

@@ -1,12 +1,12 @@
-"""Decides whether one more pass of the draft model pays, and over how many nodes.
+"""Decides whether another pass of the draft model pays off, and how many nodes it covers.
 
 The expected gain of a pass is estimated from the gains that earlier passes had at similar nodes. The pass runs only if
 its expected gain, in tokens, clearly exceeds the price of its time (:class:`~speculant_graph.budget.StepBudget`). A
-step may therefore run no pass, for example where the n-grams are confident.
+decoding step may therefore run no draft pass at all, for example where the n-grams are confident.
 
-Because expected gains are only estimates, an account also weighs the time spent on the model against the time that its
-drafts saved (:class:`~speculant_graph.budget.allowance.Allowance`). The account limits a useless model to a small share
-of the time.
+Expected gains are only estimates. An account therefore also weighs the time spent on the draft model against the time
+that its drafts saved (:class:`~speculant_graph.budget.allowance.Allowance`). The account limits a useless model to a
+small share of the time.
 """
 
 from __future__ import annotations
@@ -22,56 +22,57 @@ from speculant_graph.budget import PassCost, StepBudget
 from speculant_graph.budget.allowance import Allowance
 
 MOST_NODES = 16
-"""Maximum number of nodes of a row in one pass of the model."""
+"""Maximum number of tree nodes per row in one pass of the draft model."""
 _READ_FOR_LATER = 8
-"""Maximum number of pending tokens per row whose reading time is charged to the current step. Reading further tokens
-benefits later steps equally."""
+"""Maximum number of pending tokens per row whose reading time is charged to the current step. Reading time of further
+pending tokens is not charged, because it benefits later steps equally."""
 WIDEST = MOST_NODES + _READ_FOR_LATER - 1
-"""Tokens per row in the widest pass of the model whose duration is learned."""
+"""Tokens per row in the widest pass of the draft model whose duration is learned."""
 
 _FIRST_PASSES = 4.0
-"""Initial credit of the model, as a number of target passes. The model rests for the first time when this credit is
-used up. The credit is twice the n-grams' credit, because a model's draft quality varies more between requests. A good
-model must not rest after a few hopeless requests."""
+"""Initial credit of the draft model's time account, as a number of target passes. The draft model is paused for the
+first time when this credit is used up. The credit is twice the n-grams' credit, because a model's draft quality varies
+more between requests. A good draft model must not be paused after a few unpredictable requests."""
 LEAST_GAIN = 0.05
-"""Extra expected gain that a pass must have, as a share of the price of the step's time. It is required because the
-maximum of several estimates is too high on average (winner's curse)."""
+"""Extra expected gain that a draft pass must have, as a share of the price of the step's time. The extra gain is
+required because the maximum of several estimates is too high on average (winner's curse)."""
 
 
 class Choice(NamedTuple):
-    """The most profitable pass."""
+    """The most profitable next pass of the draft model."""
 
     num_drafted: int
-    """Nodes per row to draft without another pass of the draft model."""
+    """Number of nodes per row to draft if the draft model runs no further pass."""
     width: int
-    """Nodes per row in another pass; 0 for no pass."""
+    """Number of nodes per row in the next pass of the draft model; 0 for no pass."""
     rows: list[int]
-    """Rows in this pass."""
+    """Rows that take part in the next pass of the draft model."""
 
 
 class DraftPrice:
-    """Decides on passes of the draft model."""
+    """Decides which passes of the draft model pay off."""
 
     def __init__(self, budget: StepBudget, draft: PassCost) -> None:
         """Use the target's budget and the cost of the draft model's passes."""
         self._budget, self._draft = budget, draft
         self.rate = 0.0
-        """Number of tokens, over all rows, that each second had to yield at the latest decision."""
+        """Price of time at the latest decision: the number of tokens, summed over all rows, that a second must
+        yield."""
         self.allowance = Allowance(_FIRST_PASSES)
-        """The account of the model's time."""
+        """Account that weighs the draft model's time against the time that its drafts save."""
 
     def begin_account(self) -> None:
         """Reset the model's account of gains and losses."""
         self.allowance = Allowance(_FIRST_PASSES)
 
     def choose(self, gains: Sequence[Sequence[float]], wanted: Mapping[int, Sequence[float]], pending: int) -> Choice:
-        """Choose the rows and the number of nodes per row with which another pass of the model pays most.
+        """Choose the rows, and the nodes per row, with which another pass of the draft model pays off most.
 
         Args:
             gains: per row, the probabilities of its best nodes, descending.
             wanted: for each row that may join the pass, the expected gains of expanding its open nodes, parents first.
-            pending: maximum number of pending tokens per row in a step's first pass; 0 in later passes. The first pass
-                reads the pending tokens, and the last pending token is the first node that it expands.
+            pending: maximum number of pending tokens per row in a step's first pass; 0 in later passes. A step's first
+                pass reads the pending tokens, and expands the last of them as its first node.
         """
         by_width = _sums(gains)
         # The target also verifies one more node per row, which the model's pass adds.
@@ -100,16 +101,16 @@ class DraftPrice:
         return float(self._target_s(num_rows, num_drafted)[-1])
 
     def pass_s(self, num_rows: int, pending: int, most_nodes: int) -> NDArray[np.float64]:
-        """Return the durations, in seconds, of passes over 1 to ``most_nodes`` nodes per row.
+        """Return the durations in seconds of the draft model's passes over 1 to ``most_nodes`` nodes per row.
 
-        See :meth:`choose` for ``pending``.
+        :meth:`choose` explains the parameter ``pending``.
         """
         first = max(1, pending)
         seconds = self._draft.seconds(num_rows, num_rows * (first + most_nodes - 1))
         return seconds[num_rows::num_rows][first - 1 :]
 
     def observe(self, num_rows: int, width: int, seconds: float) -> None:
-        """Record the duration of the model's pass over ``width`` tokens per row, including overhead."""
+        """Record the duration of the draft model's pass over ``width`` tokens per row, including overhead."""
         self._draft.observe(num_rows, num_rows * width, seconds)
 
     def record_target(self, seconds: float) -> None:
@@ -117,7 +118,7 @@ class DraftPrice:
         self.allowance.add_pass(seconds)
 
     def _target_s(self, num_rows: int, most_drafted: int) -> NDArray[np.float64]:
-        """Return the durations in seconds of the target's passes over 0 to ``most_drafted`` nodes per row."""
+        """Return the durations, in seconds, of the target's passes over 0 to ``most_drafted`` nodes per row."""
         seconds = self._budget.cost.seconds(num_rows, num_rows * (1 + most_drafted))
         return np.ascontiguousarray(seconds[num_rows::num_rows])
 

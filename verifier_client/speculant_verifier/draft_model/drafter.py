@@ -4,7 +4,8 @@ In every step the n-grams draft first. The strategy specexec then grows the tree
 With the other strategies, a cost model (:mod:`.draft_budget`) decides before each pass how many nodes the model
 expands, if any. The model's candidates are mixed with the n-grams' candidates (:class:`~.tree.Reliability`), and the
 most probable nodes are drafted. These drafts carry no draft distribution q, so they are verified with *follow* even if
-the request's rule needs q. All sequences of a batch share the passes. The model never changes the output.
+the request's rule needs q. All sequences of a batch share the draft model's passes. The draft model never changes the
+output.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from speculant_verifier.draft_model.tree import DraftTree, Reliability
 from speculant_verifier.model import TargetModel
 
 _LONGEST_READ = 64
-"""A sequence with more pending tokens than this is first prefilled in chunks."""
+"""Maximum number of pending tokens that a draft pass reads; a sequence with more is first prefilled in chunks."""
 _LEAST_PAUSE = 8
-"""Number of steps without the model after which it is tried again, even if it does not seem to pay. The trial is useful
-because the text may have become easier."""
+"""Number of steps without the draft model after which it gets a trial, even if it does not seem to pay off. A trial of
+the draft model is useful because the text may have become easier to predict."""
 HIT_WINDOW = 1_000
 """Number of latest judged tokens from which an adapter's acceptance rate is computed. Tokens are judged if they follow
 an expanded node, or if the model reads them as pending tokens."""
 _HIT_SHARE = 0.12
-"""Weight of one outcome in the running hit rate of a sequence."""
+"""Weight of the latest outcome in a sequence's running hit rate, which is an exponential average."""
 _NGRAMS: tuple[DraftSourceName] = ("ngrams",)
 
 
@@ -66,14 +67,14 @@ class ModelDrafter:
             passes: the model.
             price: costs and gains of its passes.
             config: depth and branching of trees.
-            ngrams: the n-gram drafter, which drafts first and is closed together with this drafter. None: the model
-                drafts alone.
+            ngrams: the n-gram drafter, which drafts first and is closed together with this drafter. If None, the draft
+                model drafts alone.
             clock: returns the time in seconds, to measure the time spent on the model.
         """
         self._passes, self._price, self._config, self._ngrams = passes, price, config, ngrams
         self._clock = clock
         self.capabilities = STRATEGIES[config.strategy]
-        """Properties of this drafter's drafts."""
+        """Properties of this drafter's drafts, such as whether they are trees."""
         self._reliability = Reliability()
         self._sessions: dict[int, Session] = {}
         self._has_failed = False
@@ -81,21 +82,21 @@ class ModelDrafter:
         self._tenants: frozenset[str] | None = None
         self._hits: deque[bool] = deque(maxlen=HIT_WINDOW)
         self.num_passes = 0
-        """Number of the model's passes since the drafter was created."""
+        """Number of the draft model's passes since the drafter was created."""
         self.ended: Callable[[], None] = lambda: None
-        """Called after a sequence has ended."""
+        """Callback that the drafter calls after a sequence has ended."""
         self.passes_s = 0.0
-        """Total duration of the model's passes in seconds, already included in the model's account."""
+        """Total duration of the draft model's passes, in seconds; the model's time account already includes it."""
         self._reported_s = 0.0  # the part of passes_s that is already reported
 
     @property
     def state(self) -> DrafterState:
-        """State of the n-gram drafter."""
+        """State of the n-gram drafter; ``ok`` if there is none."""
         return "ok" if self._ngrams is None else self._ngrams.state
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Statistics of the n-gram drafter."""
+        """Statistics of the n-gram drafter; empty if there is none."""
         return DrafterStatistics() if self._ngrams is None else self._ngrams.statistics
 
     @property
@@ -258,9 +259,9 @@ class ModelDrafter:
         return any(each.is_asked for each in batch)
 
     def _search(self, batch: Sequence[Session]) -> bool:
-        """Expand tree nodes with the model as long as it pays; return whether the model ran.
+        """Expand tree nodes with the model for as long as this pays off; return whether the model ran.
 
-        Trees of sequences without a cost model grow to their whole node budget.
+        If no cost model applies to a sequence, its tree grows to its whole node budget.
         """
         members = self._members(batch)
         num_passes, plain_s = 0, 0.0
@@ -303,7 +304,7 @@ class ModelDrafter:
         return num_passes > 0
 
     def _members(self, batch: Sequence[Session]) -> dict[int, CachedSequence]:
-        """Return the cached sequences for which the model may draft, by index, after adding their emitted tokens."""
+        """Add emitted tokens to the cached sequences; return the sequences the model may draft for, by index."""
         members = {}
         for index, each in enumerate(batch):
             if each.cached is None:
@@ -318,10 +319,10 @@ class ModelDrafter:
     def _first(
         self, batch: Sequence[Session], members: Mapping[int, CachedSequence], paying: Sequence[int]
     ) -> list[int]:
-        """Return the sequences for a step's first pass.
+        """Return the indices of the sequences that join a step's first pass of the model.
 
-        The pass covers the sequences where it pays, and all sequences without a cost model. If there are none, the pass
-        covers the sequences that are due for a trial.
+        The first pass covers the sequences where it pays off, and all sequences to which no cost model applies. If no
+        sequence qualifies, the first pass covers the sequences that are due for a trial.
         """
         chosen = [index for index in members if index in paying or not batch[index].step.is_priced]
         for index in members:

@@ -48,7 +48,7 @@ def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) 
 
 
 def load_draft_model(config: DraftModelConfig, verifier: VerifierConfig, target: TargetModel) -> TargetModel:
-    """Load the draft model.
+    """Load the draft model, and check that its tokenizer is the target's.
 
     Raises:
         ConfigError: the model can't be loaded.

@@ -1,4 +1,4 @@
-"""The draft model's passes. Its KV cache follows the engine's sequences, and each pass adds tree nodes to it."""
+"""Runs the draft model's passes. The model's KV cache follows the engine's sequences; passes add tree nodes to it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ _MOST_HITS = 16
 
 @dataclass(frozen=True, slots=True)
 class TopRows:
-    """The model's top tokens after some nodes of one sequence."""
+    """The draft model's most probable tokens after several nodes of one sequence."""
 
     token_ids: NDArray[np.int64]
-    """Token ids, ``[nodes, width]``, best first."""
+    """Ids of the top tokens, ``[nodes, width]``, the most probable first."""
     logprobs: NDArray[np.float64]
-    """Log-softmax of the raw logits over the whole vocabulary, ``[nodes, width]``."""
+    """Log-probabilities of the top tokens, ``[nodes, width]``: log-softmax of the raw logits over the whole
+    vocabulary."""
 
     @property
     def probabilities(self) -> NDArray[np.float64]:
-        """Probabilities of the tokens, ``[nodes, width]``."""
+        """Probabilities of the top tokens, ``[nodes, width]``."""
         return np.exp(self.logprobs)
 
 
@@ -37,9 +38,9 @@ class CachedSequence:
 
     row: int
     num_cached: int = 0
-    """Number of committed tokens."""
+    """Number of committed tokens, whose keys and values stay in the cache."""
     pending: list[TokenId] = field(default_factory=list)
-    """Pending tokens; the last token of the sequence is always pending."""
+    """Tokens that are not committed yet; the last token of the sequence is always pending."""
     tokens: list[TokenId] = field(default_factory=list)
     """Tokens of the tree nodes whose keys and values are already in the cache, including padding."""
     parents: list[int] = field(default_factory=list)
@@ -65,7 +66,7 @@ class DraftPasses:
         self._sequences: list[CachedSequence] = []  # by row
 
     def add(self) -> CachedSequence | None:
-        """Begin a sequence; return None if all rows are in use."""
+        """Begin a sequence in a free row; return None if all rows are in use."""
         row = len(self._sequences)
         if row == self.num_rows:
             return None
@@ -103,7 +104,7 @@ class DraftPasses:
         self._cache.commit_all(rows, paths)
 
     def read(self, sequence: CachedSequence) -> None:
-        """Prefill a chunk of the pending tokens, without the last pending token."""
+        """Prefill a chunk of the pending tokens, but never the last pending token."""
         chunk = sequence.pending[:-1][:PREFILL_CHUNK]
         self.model.prefill([chunk], self._cache, [sequence.row])
         sequence.num_cached += len(chunk)
@@ -121,8 +122,8 @@ class DraftPasses:
             width: number of most probable tokens per node.
 
         Returns:
-            Per sequence, one row per new node. In the first pass of a step, the row of the last pending token precedes
-            them.
+            For each sequence, one row of top tokens per new node. In the first pass of a step, the row of the last
+            pending token precedes the rows of the new nodes.
         """
         written = len(sequences[0].pending) + len(sequences[0].tokens) if sequences[0].is_written else 0
         firsts = [len(each.tokens) for each in sequences]
@@ -170,7 +171,7 @@ def candidates_of(rows: TopRows, width: int) -> list[list[tuple[TokenId, float]]
 
 
 def _agreeing(sequence: CachedSequence, text: Sequence[TokenId]) -> list[int]:
-    """Return the tree nodes on the path of the emitted tokens, as indices in the model's passes."""
+    """Return the tree nodes that match the emitted tokens, as indices in the model's passes."""
     path, last = [], 0
     for token in text[sequence.num_tokens :]:
         found = next(

@@ -23,23 +23,24 @@ class Session:
     num_unasked: int = 0
     """Number of steps since the model's last run, counting only steps in which it could have run."""
     cached: CachedSequence | None = None
-    """The sequence in the model's KV cache."""
+    """The sequence's entry in the draft model's KV cache."""
     step: SequenceStep = _NO_STEP
     num_tokens: int = 0
     """Number of the sequence's tokens at this step, stored because the caller's token list grows."""
     tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
-    """The tree of this step; empty if the model could not run."""
+    """Draft tree of the latest step; empty if the model could not run."""
     is_asked: bool = False
-    """Whether the model ran in this step."""
+    """Whether the draft model ran in the latest step."""
     charged_s: float = 0.0
-    """Seconds charged to the model's account in this step; the step's accepted tokens may still earn them back."""
+    """Seconds that the latest step charged to the model's time account; the step's accepted tokens may still earn them
+    back."""
     baseline: frozenset[int] = frozenset()
-    """Nodes that this step would have drafted without the model."""
+    """Nodes that the latest step would have drafted without the draft model."""
     inner_id: int = 0
-    """Id of the n-gram draft in this step."""
+    """Id of the n-gram draft in the latest step."""
     ngrams_indices: Sequence[int] | None = None
-    """For each drafted node, its index in the n-gram draft, counted from 1; 0 if the n-gram draft lacks the node. None:
-    the draft equals the n-gram draft."""
+    """For each drafted node, its index in the n-gram draft, counted from 1; 0 if the n-gram draft lacks the node. None
+    means that the draft equals the n-gram draft."""
 
     @property
     def tenant(self) -> str:
@@ -54,7 +55,7 @@ class Session:
         self.is_asked, self.baseline, self.charged_s = False, frozenset(), 0.0
 
     def forget_model(self) -> None:
-        """Reset the state for another model."""
+        """Reset the state, because another model drafts from now on."""
         self.cached, self.tree, self.is_asked = None, DraftTree(EMPTY_DRAFT), False
         self.hit_rate, self.num_unasked = FIRST_HIT_RATE, 0
 

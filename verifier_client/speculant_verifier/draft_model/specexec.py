@@ -1,13 +1,14 @@
 """SpecExec's search for the most probable paths (Svirschevski et al. 2024, arXiv 2406.02532, algorithm 2).
 
-In every round, one pass of the model expands the B most probable unexpanded nodes, or fewer. The most probable
-candidates are added to the tree. The search ends after D rounds, or earlier if every one of the K most probable nodes
-is expanded or too deep to have children. These K nodes are the draft. The published algorithm drafts exactly the
-expanded nodes. Here an unexpanded node may replace a less probable expanded node, so the draft is at least as good
-after the same number of rounds.
+In every round, one pass of the model expands the B most probable unexpanded nodes, or all of them if there are fewer.
+The most probable candidates of the round are then added to the tree. The search ends after D rounds, or once each of
+the K most probable nodes is expanded or too deep for children. The K most probable nodes are the draft. The published
+algorithm drafts exactly the expanded nodes. In this implementation, an unexpanded node may replace a less probable
+expanded node. The draft is therefore at least as good after the same number of rounds.
 
 The tree starts with the n-gram draft. Where n-grams have candidates, these are mixed with the model's candidates
-(:class:`~.tree.Reliability`). Elsewhere, a path's probability is the product of the model's probabilities.
+(:class:`~.tree.Reliability`). Where n-grams have no candidates, a path's probability is the product of the model's
+probabilities.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ MIXED_WIDTH = 16
 
 
 class Shape(NamedTuple):
-    """Size limits of a tree."""
+    """Size limits of a draft tree, named as in SpecExec's paper."""
 
     num_nodes: int
     """K: maximum number of nodes."""
     max_depth: int
-    """D: maximum depth and maximum number of rounds."""
+    """D: maximum depth of the tree, and maximum number of rounds of the search."""
     max_branches: int
     """B: maximum number of nodes that a round expands, and maximum number of children of a node."""
 
@@ -38,8 +39,8 @@ class Shape(NamedTuple):
 def frontier(tree: DraftTree, shape: Shape) -> list[int]:
     """Return the nodes to expand in this round, the most probable first, so parents come before their children.
 
-    A child of a node outside the K most probable nodes is also outside, because no path is more probable than its
-    prefix.
+    Other nodes need no expansion: their children can't be among the K most probable nodes, because no path is more
+    probable than its prefix.
     """
     unseen = (
         index

@@ -1,15 +1,16 @@
 """A draft tree whose node probabilities change as the model expands nodes.
 
-The tree starts with the n-gram draft, or empty. The children of an expanded node come from the n-grams and from the
-model, and their probabilities are mixed. One pass of the model expands several nodes. At the end the most probable
-nodes are drafted, as in SpecExec's search (Svirschevski et al. 2024, algorithm 2; see ``native/tree_drafter.cpp``).
+The tree starts with the n-gram draft, or empty if there is none. The children of an expanded node come from the n-grams
+and from the model, and their probabilities are mixed. One pass of the model expands several nodes. After the last pass,
+the most probable nodes are drafted, as in SpecExec's search (Svirschevski et al. 2024, algorithm 2; see
+``native/tree_drafter.cpp``).
 
 N-grams provide candidates with calibrated probabilities, and the model provides its most probable tokens. Both
 probabilities are interpolated, as the calibrated drafter does for contexts: P(x) = s P_model(x) + (1 - s) P_ngrams(x).
-Each pair of confidence classes, of the n-grams and of the model, has its own weight s. The weight is learned online by
-expectation-maximisation (Jelinek and Mercer 1980): when the true token is known, each source is credited with the
-probability that the token came from it. A table of bins then calibrates P(x): it maps P(x) to the share of such
-candidates that were right.
+Each pair of confidence classes, one for the n-grams and one for the model, has its own weight s. The weight s is
+learned online by expectation-maximisation (Jelinek and Mercer 1980). When the true token is known, each source is
+credited with the probability that the token came from it. A table of bins then calibrates P(x): it maps P(x) to the
+share of candidates with about this probability that were right.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from speculant_graph.strategies import StrategyName
 from speculant_graph.types import Draft, DraftSourceName, TokenId
 
 _CONFIDENCES = (1e-9, 0.25, 0.5, 0.75, 0.9, 0.97)
-"""Lower bounds of the confidence classes. The confidence of a source is the probability of its best candidate; below
-the first bound there is no candidate."""
+"""Lower bounds of the confidence classes into which a source's candidates fall. A source's confidence is the
+probability of its best candidate; a confidence below the first bound means that there is no candidate."""
 _CLASSES = len(_CONFIDENCES) + 1
 _UNSEEN = 1e-4
 """Assumed probability of a token that a source does not propose."""
@@ -43,11 +44,12 @@ class Features(NamedTuple):
 
     is_root: bool
     confidence: float
-    """At the root, the model's recent hit rate in this sequence; elsewhere, the probability of the node."""
+    """Confidence at the node: for the root, the model's recent hit rate in this sequence; for other nodes, the
+    probability of the node."""
 
 
 class Mixed(NamedTuple):
-    """A candidate with its mixture probability."""
+    """A candidate token with its mixture probability and its source."""
 
     token_id: TokenId
     probability: float
@@ -55,10 +57,10 @@ class Mixed(NamedTuple):
 
 
 class Reliability:
-    """Learns how reliable one model is at nodes with given features, and mixes its candidates with n-grams."""
+    """Learns how reliable a model is at nodes with given features; mixes its candidates with the n-grams'."""
 
     def __init__(self) -> None:
-        """Start with equal weights where both sources have candidates."""
+        """Start with equal weights for the model and the n-grams where both have candidates."""
         self._shares = [[_SHARE_PRIOR, 0.5 * _SHARE_PRIOR] for _ in range(_CLASSES * _CLASSES)]
         for confidence in range(_CLASSES):
             self._shares[confidence] = [_SHARE_PRIOR, 0.9 * _SHARE_PRIOR]  # no n-gram candidates
@@ -73,7 +75,7 @@ class Reliability:
         self._mixed = [[0.0, 0.0] for _ in range(len(self._model) * _CLASSES)]
 
     def mix(self, ngrams: Sequence[Candidate], row: Sequence[Candidate]) -> list[Mixed]:
-        """Return the candidates of both sources, the most probable first.
+        """Return the mixed candidates of the n-grams and the model, the most probable first.
 
         Args:
             ngrams: calibrated candidates, best first; may be empty.
@@ -104,7 +106,7 @@ class Reliability:
             is_drafted: whether the token was drafted after the node.
 
         Returns:
-            Whether the token was the model's most probable one.
+            Whether the model had ranked the token first.
         """
         is_right = bool(row) and row[0][0] == token_id
         kind = _kind_of(features)
@@ -129,7 +131,7 @@ class Reliability:
         return is_right
 
     def gain(self, ngrams: Sequence[Candidate], features: Features) -> float:
-        """Return by how much expanding a node should increase the probability that its next token is drafted."""
+        """Return how much an expansion should raise the probability that the token after a node is drafted."""
         kind = _kind_of(features)
         before = min(1.0, sum(probability for _, probability in ngrams))
         visits, hits = self._model[kind]
@@ -192,7 +194,7 @@ class Node:
     path: float = 1.0
     """Probability of the path from the root to this node."""
     ngrams_index: int = 0
-    """Index in the n-gram draft, from 1; 0 if absent."""
+    """Index of the node in the n-gram draft, counted from 1; 0 if the n-gram draft lacks the node."""
     written: int = -1
     """Number by which the model's passes refer to the node as a parent; -1 if the model has not expanded the node."""
     children: list[int] = field(default_factory=list)
@@ -203,10 +205,10 @@ class Node:
 
 
 class DraftTree:
-    """The tree of one sequence in one step."""
+    """Draft tree of one sequence in one step."""
 
     def __init__(self, draft: Draft, confidence: float = 0.5) -> None:
-        """Start with the n-gram draft.
+        """Start the tree with the n-gram draft.
 
         Args:
             draft: nodes and their path probabilities.
@@ -214,7 +216,7 @@ class DraftTree:
         """
         self.nodes = [Node(-1, -1, 0, confidence)]
         self.drafted: frozenset[int] = frozenset()
-        """Nodes of the final draft."""
+        """Indices of the nodes in the final draft."""
         for index, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True), start=1):
             path = draft.path_probabilities[index - 1] if draft.path_probabilities else 0.5
             above = self.nodes[parent]
@@ -234,12 +236,12 @@ class DraftTree:
 
         Args:
             reliability: predicts the gain of an expansion.
-            chosen: the most probable nodes, as many as may be drafted. No other nodes are expanded, because their
-                children are less probable than the chosen nodes.
+            chosen: the most probable nodes, as many as may be drafted. Only chosen nodes are expanded, because children
+                of other nodes are less probable than the chosen nodes.
             max_depth: depth at which nodes may not have children.
 
         Returns:
-            Pairs (node, expected number of additional accepted tokens).
+            Pairs of a node and the expected number of additional accepted tokens if the node is expanded.
         """
         return [
             (index, node.path * reliability.gain(node.ngrams, self._features(index)))
@@ -248,7 +250,7 @@ class DraftTree:
         ]
 
     def expand(self, index: int, row: Sequence[Candidate], reliability: Reliability, max_branches: int) -> None:
-        """Add the model's candidates after a node; call :meth:`update` afterwards."""
+        """Add the model's candidates as children of a node; :meth:`update` must be called afterwards."""
         node = self.nodes[index]
         node.row = row
         for token_id, probability, source in self.mix_in(index, row, reliability, max_branches):
@@ -301,7 +303,7 @@ class DraftTree:
         return new
 
     def draft(self, chosen: Sequence[int], strategy: StrategyName, draft_id: int) -> Draft:
-        """Return nodes as a draft."""
+        """Return the chosen nodes as a draft."""
         self.drafted = frozenset(chosen)
         positions = {0: 0} | {index: position for position, index in enumerate(chosen, start=1)}
         nodes = [self.nodes[index] for index in chosen]
@@ -318,7 +320,7 @@ class DraftTree:
         """Learn from the tokens that followed expanded nodes.
 
         Returns:
-            For every expanded node on the path of these tokens, whether the model's most probable token came next.
+            For every expanded node on the emitted path, whether the model's most probable token came next.
         """
         index, found = 0, []
         for token_id in emitted:
@@ -334,7 +336,7 @@ class DraftTree:
         return found
 
     def num_followed(self, emitted: Sequence[TokenId], nodes: Container[int]) -> int:
-        """Return how many emitted tokens a draft of the given nodes would have matched."""
+        """Return the number of emitted tokens that a draft of the given nodes would have matched."""
         index = 0
         for count, token_id in enumerate(emitted):
             index = self._child(index, token_id)

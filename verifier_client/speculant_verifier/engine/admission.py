@@ -13,7 +13,7 @@ from speculant_verifier.model import TargetModel
 
 
 class Admission:
-    """Assigns rows of the KV cache to sequences, so that the reserved tokens stay within ``max_tokens``."""
+    """Assigns rows of the KV cache to sequences, and keeps the reserved tokens within ``max_tokens``."""
 
     degradable = "requests at once"
 
@@ -33,19 +33,19 @@ class Admission:
         # Experts need several copies of a prompt's tokens, and memory is short when experts are streamed.
         most_read = plan.most_nodes if plan is not None and plan.unit == "expert" else prefill_chunk
         self.prefill_chunk = min(prefill_chunk, most_read)
-        """Maximum number of prompt tokens in a pass."""
+        """Maximum number of prompt tokens that one prefill pass reads."""
         self.cache = target.new_cache(0, widest_pass=max(self.prefill_chunk, self._widest_step))
-        """The KV cache; the rows in use come first."""
+        """KV cache of the batch; rows in use precede free rows."""
         most = config.max_batch_size * self.cache.slots_needed(1, target.max_length + self._widest_step)
         if plan is not None:
             most = min(most, plan.kv_tokens)
         self.max_tokens = self.cache.max_slots = config.max_kv_tokens or most
-        """Maximum number of tokens to reserve. A batch reserves its number of sequences times the greatest length that
-        any of them may reach."""
+        """Maximum number of KV cache tokens that a batch may reserve. A batch of n sequences reserves n times the
+        greatest length that any of its sequences may reach."""
         # Streamed weights profit more from the memory than a prefix cache, unless the settings ask for one.
         is_asked = plan is None or "prefix_cache" in config.model_fields_set
         self.prefixes = PrefixCache(self.cache, config.prefix_cache if is_asked else 0)
-        """Keys and values of earlier sequences."""
+        """Prefix cache with the keys and values of earlier sequences."""
 
     def reserved_tokens(self, running: Sequence[ActiveSequence]) -> int:
         """Return the number of tokens that the running sequences reserve in the KV cache."""
@@ -92,14 +92,14 @@ class Admission:
         return max(1, longest - prompt_length)
 
     def reduce(self) -> int | None:
-        """Run only one request at a time."""
+        """Limit the batch to one request at a time; return None if this limit already applies."""
         if self._num_rows == 1:
             return None
         self._num_rows = 1
         return 0
 
     def restore(self) -> None:
-        """Run a full batch again."""
+        """Allow a full batch again after :meth:`reduce`."""
         self._num_rows = self._most_rows
 
     def admit(self, sequence: ActiveSequence, running: Sequence[ActiveSequence], num_waiting: int) -> bool:

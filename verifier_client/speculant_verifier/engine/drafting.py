@@ -32,9 +32,9 @@ from speculant_verifier.structured.constraint import with_forced
 
 _ROUNDING = 1e-6
 _FEWEST_NODES = 4
-"""Limit on drafted nodes that is not reduced further, however short memory is."""
+"""Smallest limit on drafted nodes; even a severe shortage of memory reduces the limit no further."""
 _FEWEST_SHOWN = 16
-"""Number of new tokens at the end of a sequence that are worth a message to the drafter."""
+"""Minimum number of unseen tokens at the end of a sequence that justifies a message to the drafter."""
 _READING = DraftOptions(omit_neural=True)
 _SIBLINGS: dict[RuleName, SiblingsName] = {"tree-wor": "without-replacement", "tree-iid": "independent"}
 
@@ -62,7 +62,7 @@ class Drafting:
         self._has_warned = False
 
     def spare_bytes(self) -> int | None:
-        """Return the bytes that stay free during the next pass; None if unknown."""
+        """Return the number of bytes of memory that stay free during the next pass; None if unknown."""
         spare = self._target.spare_bytes()
         return None if spare is None else spare - self._logit_bytes
 
@@ -72,7 +72,7 @@ class Drafting:
         return 8 * self._num_rows * (1 + self._drafted_nodes) * self._target.vocabulary_size
 
     def reduce(self) -> int | None:
-        """Lower the limit on drafted nodes to a quarter."""
+        """Lower the limit on drafted nodes to a quarter; return the freed bytes, or None at the lowest limit."""
         if self._drafted_nodes <= _FEWEST_NODES:
             return None
         before, self._drafted_nodes = self._logit_bytes, self._drafted_nodes // 4
@@ -151,7 +151,7 @@ class Drafting:
         return drafts
 
     def show_rest(self, ended: Sequence[ActiveSequence]) -> None:
-        """Show the drafter the text of ended sequences that it has not seen, so that it can learn from this text.
+        """Show the drafter the unseen text of ended sequences, so that it can learn from this text.
 
         The drafter has not seen the tokens of steps without drafts.
         """
@@ -161,9 +161,9 @@ class Drafting:
             self._ask([SequenceStep(each.session_id, _text(each), 0) for each in late])
 
     def _show_prompts(self, sequences: Iterable[ActiveSequence]) -> None:
-        """Show the drafter the prompts of sequences that it has not seen, if many tokens follow.
+        """Show the drafter the prompts of sequences new to it, if many tokens follow the prompt.
 
-        The text up to a session's first draft is its prompt, which the drafter does not learn.
+        The drafter treats all text before a session's first draft as the prompt, which it does not learn.
         """
         steps = [
             SequenceStep(
@@ -195,7 +195,8 @@ class Drafting:
             most: maximum number of nodes in the draft after forced tokens are appended.
 
         Returns:
-            The indices of the remaining nodes, and the draft to verify. Appended nodes come last and have no index.
+            Indices of the remaining nodes in the drafter's response, and the draft to verify. Appended nodes come last
+            in the draft and have no index.
         """
         assert sequence.sampler is not None
         assert sequence.sampler.constraint is not None
@@ -217,7 +218,7 @@ class Drafting:
         return 0.0
 
     def _ask(self, steps: Sequence[SequenceStep]) -> list[Draft] | None:
-        """Return the usable drafts of the response; None if the drafter failed."""
+        """Ask the drafter; return the usable drafts of its response, or None if the drafter failed."""
         try:
             return [
                 draft if self._is_usable(draft, step.node_budget) else EMPTY_DRAFT
@@ -233,9 +234,9 @@ class Drafting:
             self._has_warned = True
 
     def _limit(self, sequence: ActiveSequence, most_depth: int) -> int:
-        """Return the maximum number of usable nodes.
+        """Return the maximum number of drafted nodes that a sequence can use.
 
-        The depth limit also bounds the size of a chain, but not of a tree.
+        The depth limit also bounds the number of nodes of a chain, but not that of a tree.
         """
         most_depth = most_depth if sequence.has_session else 0
         makes_trees = self._makes_trees or sequence.config.rule in _SIBLINGS
@@ -276,8 +277,8 @@ class Drafting:
         """Return the nodes within the depth limit whose tokens may be emitted.
 
         A tokenizer may have tokens for which the model has no logits. If the rule compares p with q, a node whose q
-        contains such a token is dropped with its descendants, even if another token was drawn. Dropping a node only if
-        such a token was drawn would bias the rule.
+        contains a token without logits is dropped, whichever token was drawn. All descendants of a dropped node are
+        dropped, too. Dropping a node only if a token without logits was drawn would bias the rule.
         """
         size = self._target.vocabulary_size
         is_known = [True] * len(draft.token_ids)
@@ -299,15 +300,15 @@ def _text(sequence: ActiveSequence) -> Sequence[TokenId]:
 
 
 def _num_unseen(sequence: ActiveSequence) -> int:
-    """Return the number of new tokens that the drafter has not seen."""
+    """Return the number of output tokens that the drafter has not seen."""
     return len(sequence.token_ids) - max(sequence.num_shown, len(sequence.prompt))
 
 
 def _is_formed(sequence: ActiveSequence) -> bool:
     """Return whether drafts must be fitted to the sequence's constraint.
 
-    Rules that compare p with q get unmodified drafts. Dropping nodes would bias them, and they reject forbidden tokens
-    anyway.
+    Rules that compare p with q get unmodified drafts. Dropping nodes would bias these rules, and they reject forbidden
+    tokens anyway.
     """
     config, sampler = sequence.config, sequence.sampler
     has_form = sampler is not None and sampler.constraint is not None
@@ -323,7 +324,7 @@ def depths_of(draft: Draft) -> list[int]:
 
 
 def nodes_within(draft: Draft, most_depth: int) -> Sequence[int]:
-    """Return the nodes up to a depth. The selection does not depend on tokens, so every rule stays exact."""
+    """Return a draft's nodes up to a depth. The tokens play no role, so every verification rule stays exact."""
     size = len(draft.token_ids)
     if size <= most_depth:
         return range(size)
@@ -335,8 +336,8 @@ def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
 
     Drafters derive random numbers from the seed and the position. The rule *block* judges a draft as a whole, so the
     accepted length also depends on the random numbers of rejected tokens. With an unchanged seed, the next step would
-    use these numbers again. Every step of *block* therefore gets a different seed. The other rules never look past the
-    first rejected token, and trees drawn for them use no random number twice.
+    reuse the random numbers of rejected tokens. Every step of *block* therefore gets a different seed. Rules other than
+    *block* never look past the first rejected token, and trees drawn for them use no random number twice.
     """
     if config.rule != "block":
         return config.seed
@@ -352,7 +353,7 @@ def _options(
     filler_top_k: int | None,
     stop_if_unknown: bool | None,
 ) -> DraftOptions:
-    """Return a request's drafting options. Equal options share one object, by which steps can be grouped."""
+    """Return a request's drafting options. Equal options share one object, so that steps can be grouped by it."""
     return DraftOptions(
         siblings=_SIBLINGS.get(rule, "none"),
         coupling=None if rule in WANTS_PROPOSALS else "gumbel",

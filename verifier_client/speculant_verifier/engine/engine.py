@@ -2,8 +2,8 @@
 
 A step reads a chunk of the unread prompts and sends the drafter one message for all sequences. One forward pass then
 reads each sequence's pending tokens and draft. Each request's rule verifies its draft, and the step commits and emits
-the accepted tokens. An error in one request ends only that request. The engine uses neither text nor gRPC. Only one
-thread at a time may use it.
+the accepted tokens. An error in one request ends only that request. The engine handles token ids, not text, and does
+not use gRPC. Only one thread at a time may use the engine.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Engine:
             budget: decides which drafts are worth their cost; None: passes are assumed to cost as much as on a typical
                 machine.
             require_same_tokenizer: raise if the drafter's tokenizer differs at the first request.
-            record: which finished requests are recorded, and in which folder. Without it or its folder, no request is
-                recorded.
+            record: which finished requests are recorded, and in which folder. If ``record`` or its folder is None, no
+                request is recorded.
             identity: fields of the records that only the caller knows; the caller may change them at any time.
             prefill_chunk: maximum number of prompt tokens that are read between two steps of the running sequences.
 
@@ -89,7 +89,7 @@ class Engine:
         self.totals = EngineTotals()
         """Times and counts since the engine was created."""
         self.admission = Admission(target, config, draft.k, prefill_chunk)
-        """Decides which requests run, and owns their KV cache."""
+        """Admission control, which decides which requests run, and owns their KV cache."""
         cache, self.prefixes = self.admission.cache, self.admission.prefixes
         self._prefill = Prefill(target, cache, self.prefixes, self.admission.prefill_chunk, self.totals)
         has_predictions = capabilities_of(drafter, draft.strategy).is_calibrated
@@ -99,10 +99,10 @@ class Engine:
         )
         self._drafting = Drafting(target, drafter, self._controller, draft, self.totals, config.max_batch_size)
         self.acceptance = RollingAcceptance()
-        """Recent acceptance of drafts, per tenant."""
+        """Recent acceptance rate of drafts, per tenant."""
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
         self.logits_cache = LogitsCache(target.name, config.target_cache)
-        """SpecExec's cache of the target's logits, which counts its hits and evictions."""
+        """Cache of the target's logits, as in SpecExec, which counts its hits and evictions."""
         self._verification = Verification(
             target, cache, self.logits_cache, draft, self._controller, self.totals, self._records
         )
@@ -112,7 +112,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether the next step has any work to do."""
         can_admit = bool(self._waiting) and not self._is_full
         return bool(self._failed) or can_admit or bool(self._running)
 
@@ -128,17 +128,17 @@ class Engine:
 
     @property
     def num_kv_tokens(self) -> int:
-        """Number of tokens of the running sequences in the KV cache."""
+        """Number of tokens in the KV cache, summed over the running sequences."""
         return sum(sequence.num_cached for sequence in self._running.copy())  # a step may be changing it
 
     @property
     def num_reserved_kv_tokens(self) -> int:
-        """Reserved tokens: the number of running sequences times the greatest length that any of them may reach."""
+        """Number of reserved KV tokens: running sequences times the greatest length that any of them may reach."""
         return self.admission.reserved_tokens(self._running.copy())  # a step may be changing it
 
     @property
     def num_kv_bytes(self) -> int:
-        """Bytes of the KV cache, including free rows and slots."""
+        """Size of the KV cache in bytes, including free rows and slots."""
         return self.admission.cache.num_bytes
 
     @property
@@ -158,7 +158,7 @@ class Engine:
     def add(self, request: Request) -> ActiveSequence:
         """Add a request and return its sequence; an invalid request ends with the finish reason ``error``.
 
-        The request's outputs refer to this sequence.
+        Outputs of the request refer to the returned sequence.
         """
         history = self._controller.new_history()
         sequence = ActiveSequence(request, next(self._numbers), token_ids=list(request.prompt), history=history)
@@ -215,8 +215,8 @@ class Engine:
         """Do one step and return its outputs; do nothing if there is no work.
 
         Raises:
-            TokenizerMismatchError: the drafter has a different tokenizer. The error is raised only if no token was
-                emitted before; then failing is better than decoding all requests without drafts.
+            TokenizerMismatchError: the drafter has a different tokenizer. The error is raised only before the first
+                token is emitted, when failing is better than decoding all requests without drafts.
         """
         if not self.has_work:
             return []
@@ -338,7 +338,7 @@ class Engine:
     def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         """Run part of a step; if memory is short even after all reductions, end the newest sequence and try again.
 
-        The work can be repeated, because it changes nothing before it runs out of memory.
+        Repeating this part of the step is safe, because it changes nothing before it runs out of memory.
         """
         left = sorted(sequences, key=lambda each: each.row)
         failures: list[StepOutput] = []

@@ -1,9 +1,10 @@
 """Caches the target's logits by prefix, to emit tokens without a forward pass (SpecExec, arXiv 2406.02532).
 
 A forward pass over a draft tree computes the target's logits after every node, and most nodes are rejected. The prefix
-of a rejected node may recur in a later step, in another sample of the prompt, or in a repeated request. Its logits then
-come from the cache, and the sequence continues without a pass. The new tokens stay pending until a prefix is not in the
-cache. The pass over that prefix then reads the pending tokens, too.
+of a rejected node may recur in a later step, in another sample of the prompt, or in a repeated request. When a prefix
+recurs, its logits come from the cache, and the sequence continues without a forward pass. Tokens emitted from the cache
+stay pending until a prefix is not in the cache. The forward pass over the first uncached prefix also reads the pending
+tokens.
 
 The cache holds raw logits on their device, because processors, temperature and seed differ between requests. Requests
 with ``speculation = "off"`` do not use the cache, because they are a baseline with one pass per token.
@@ -29,34 +30,36 @@ _TOKEN_BYTES = 8
 
 
 class LogitsCache:
-    """LRU cache of raw logits by prefix. One engine owns it; it is not thread-safe."""
+    """LRU cache of raw logits by prefix. One engine owns the cache, which is not thread-safe."""
 
     def __init__(self, model: str, num_bytes: int) -> None:
         """Create an empty cache, which allocates memory row by row.
 
         Args:
             model: identifies the model and all else that determines its logits.
-            num_bytes: maximum size of all rows; if a single row is larger, nothing is kept. Keys add 200 bytes each.
+            num_bytes: maximum size of all rows; if a single row is larger, nothing is kept. Each key takes 200 bytes in
+                addition.
         """
         self._model = model
         self.bound = num_bytes
-        """Maximum size of all rows in bytes. If it is 0, no row is kept, and callers can skip lookups."""
+        """Maximum total size of the cached rows of logits, in bytes. If the maximum size is 0, no row is kept, and
+        callers can skip lookups."""
         self._rows: OrderedDict[bytes, Tensor] = OrderedDict()  # least recently used first
         self._row_bytes = 0
         self.hits = self.evicted = 0
-        """Number of successful lookups, each of which saves a pass; number of evicted rows."""
+        """Number of successful lookups, each of which saves a forward pass, and number of evicted rows."""
 
     def __len__(self) -> int:
-        """Return the number of rows."""
+        """Return the number of cached rows."""
         return len(self._rows)
 
     def __contains__(self, key: bytes) -> bool:
-        """Return whether a prefix is cached; this does not count as a use."""
+        """Return whether a prefix is cached; this check does not count as a use of the row."""
         return key in self._rows
 
     @property
     def num_bytes(self) -> int:
-        """Size of all rows in bytes."""
+        """Total size of the cached rows, in bytes."""
         return len(self._rows) * self._row_bytes
 
     def clear(self) -> None:
@@ -68,7 +71,7 @@ class LogitsCache:
         return self.get(self._key(sequence)) if self._takes(sequence) else None
 
     def keep(self, sequence: ActiveSequence, draft: Draft, path: Sequence[int], logits: Tensor) -> None:
-        """Keep the logits of a pass; call this before the pass's tokens are appended to the sequence.
+        """Cache the logits of a pass; call this before the pass's tokens are appended to the sequence.
 
         Args:
             sequence: the sequence before the pass.
@@ -84,8 +87,8 @@ class LogitsCache:
     def get(self, key: bytes) -> Tensor | None:
         """Return a copy of the logits after a prefix, shape ``[V]``, or None if they are not cached.
 
-        The copy is needed because the row may be evicted while the caller uses it. Copying takes a thousandth of the
-        time of the pass that it saves.
+        The copy is needed because the row may be evicted while the caller uses it. Copying a row takes a thousandth of
+        the time of the forward pass that it saves.
         """
         if key not in self._rows:
             return None
@@ -98,7 +101,7 @@ class LogitsCache:
 
         Args:
             keys: keys of the prefixes, the most useful first. The first keys are evicted last, and the last keys are
-                dropped if not all fit. Of equal keys, only the first is kept.
+                dropped if not all fit. If a key occurs more than once, only its first row is kept.
             rows: one row per key, shape ``[V]``; V, dtype and device are the same in every call.
         """
         self._row_bytes = rows[0].nbytes if rows else self._row_bytes

@@ -13,9 +13,9 @@ from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 
 _PAUSE_S = 0.5
-"""Seconds between two checks of the memory."""
+"""Minimum number of seconds between two checks of free memory."""
 _CALM_S = 20.0
-"""Seconds without a change before a part is restored."""
+"""Seconds without a reduction or restoration before the next part is restored."""
 _SLACK = 1.25
 """Free memory that is required before a part is restored, as a multiple of the memory that its reduction freed."""
 
@@ -25,7 +25,7 @@ class Cache(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all entries."""
+        """Total size of the cache's entries, in bytes."""
 
     def clear(self) -> None:
         """Remove all entries."""
@@ -38,7 +38,7 @@ class Reducible(Protocol):
     """Name of the reduced quantity, for messages and metrics."""
 
     def reduce(self) -> int | None:
-        """Use less memory, by one level; return roughly how many bytes were freed, or None at the lowest level."""
+        """Reduce memory use by one level; return roughly the number of freed bytes, or None at the lowest level."""
 
     def restore(self) -> None:
         """Undo the latest reduction."""

@@ -1,11 +1,11 @@
 """Chunked prefill between decoding steps, and a prefix cache.
 
-Chunks are bounded so that running sequences do not stall. Agents send the whole conversation with every call, so the
-prefix cache keeps the keys and values of ended sequences. The kept keys and values are copies, outside the batch's
-rows. Full-attention layers can resume at any position of a kept sequence. Sliding-window layers hold only the window
-before the last position, so their windows are copied where later requests may resume. These positions are the end of
-instructions and tools (if the request gives it), the end of the prompt, the end of the output, and the point where the
-prompt diverges from a kept sequence.
+The size of a prefill chunk is limited so that running sequences do not stall. Agents send the whole conversation with
+every call, so the prefix cache keeps the keys and values of ended sequences. The prefix cache holds copies of keys and
+values, outside the batch's rows. Full-attention layers can resume at any position of a kept sequence. Sliding-window
+layers hold only the window before the last position, so their windows are copied where later requests may resume.
+Windows are copied at the end of instructions and tools (if the request gives it), of the prompt and of the output.
+Another window is copied where the prompt diverges from a kept sequence.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from speculant_verifier.engine.totals import EngineTotals
 from speculant_verifier.model import TargetModel
 
 _LEAST = 32
-"""Shortest prefix to reuse, in tokens. Copying a shorter prefix takes as long as reading it."""
+"""Length of the shortest cached prefix that is reused, in tokens. Copying the keys and values of a shorter prefix takes
+as long as reading its tokens."""
 
 
 @dataclass(slots=True)
@@ -46,12 +47,12 @@ class PrefixCache:
     """LRU cache of keys and values by token prefix, with bounded memory. Tenants find only their own entries."""
 
     def __init__(self, cache: SlotCache, num_bytes: int) -> None:
-        """Copy from and to a KV cache, and keep at most ``num_bytes`` of copies; 0 keeps nothing."""
+        """Copy from and to a KV cache, and keep at most ``num_bytes`` of copied keys and values; 0 keeps nothing."""
         self._cache, self._bound = cache, num_bytes
         self._window = cache.layout.window
         self._kept: list[_Kept] = []  # most recently used last
         self.num_bytes = 0
-        """Bytes of all entries."""
+        """Total size of the cache's entries, in bytes."""
 
     @property
     def takes_stops(self) -> bool:
@@ -85,14 +86,14 @@ class PrefixCache:
         sequence.num_cached = sequence.num_from_prefix_cache = length
 
     def note(self, sequence: ActiveSequence) -> None:
-        """Copy a sequence's windows at its current end, where a later request may resume."""
+        """Copy a sequence's sliding windows at its current end, where a later request may resume."""
         if self._window and self._bound:
             end = sequence.num_cached
             start = max(0, end - self._window + 1)
             sequence.windows[end] = self._cache.read(sequence.row, start, end, sliding=True)
 
     def keep(self, sequence: ActiveSequence) -> None:
-        """Keep the keys and values of a sequence; call this before its row is reused."""
+        """Copy a sequence's keys and values into the cache; call this before the sequence's row is reused."""
         if not self._bound or sequence.num_cached < _LEAST or self._cache.is_empty:
             return
         token_ids = np.asarray(sequence.token_ids[: sequence.num_cached], dtype=np.int64)
@@ -159,7 +160,7 @@ class Prefill:
         return sorted(selected, key=lambda each: each.row)
 
     def step(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
-        """Read one chunk of :meth:`selected` sequences; nothing is emitted."""
+        """Prefill one chunk of the :meth:`selected` sequences; no token is emitted."""
         started_s, stall_s = time.perf_counter(), self._target.stall_s
         takes = [self._take(each) for each in sequences]
         chunks = [

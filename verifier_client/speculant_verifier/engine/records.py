@@ -1,11 +1,11 @@
 """Detailed mode: traces requests during decoding, and records each request when it ends.
 
-Only requests with drafts from the drafter are recorded. A request is not recorded if its caller supplied the drafts, if
-it uses ``speculation = "off"`` or teacher forcing, or if it fails or is cancelled.
+A request is not recorded if its caller supplied the drafts, or if it uses ``speculation = "off"`` or teacher forcing. A
+request that fails or is cancelled is not recorded either.
 
 The recorded top tokens come from the target's raw logits, before the request's processors and temperature change them.
-Records of greedy and sampled requests are therefore comparable. A draft model trained on them learns the target, not
-the settings of a request.
+Records of greedy and sampled requests are therefore comparable. A draft model trained on the records learns the
+target's distribution, not the settings of a request.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from speculant_verifier.records.record import RecordIdentity, RequestRecord, Tra
 from speculant_verifier.sampling import top_logprobs
 
 _TOP_K = 16
-"""Number of the target's top tokens that are recorded per position. Further tokens would teach a draft model next to
-nothing."""
+"""Number of the target's top tokens that are recorded per position. Recording more top tokens would teach a draft model
+next to nothing."""
 
 
 class Records:
@@ -64,7 +64,7 @@ class Records:
             sequence.trace = Trace(self._strategy)
 
     def look(self, sequences: Sequence[ActiveSequence], logits: Tensor) -> None:
-        """Add to the traces the target's top tokens at the positions that a pass emitted.
+        """Add to each trace the target's top tokens at the positions whose tokens a pass emitted.
 
         Args:
             sequences: sequences of the pass.
@@ -137,5 +137,5 @@ class Records:
         )
 
     def close(self) -> None:
-        """Write all waiting records."""
+        """Write all records that are not written yet."""
         self.writer.close()

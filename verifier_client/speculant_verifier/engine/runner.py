@@ -25,7 +25,7 @@ _INTERRUPTED = "the thread that ran this step for all calls was interrupted; try
 
 
 class _OutputQueue:
-    """Unread outputs of one call."""
+    """Queue of one call's outputs that the caller has not read yet."""
 
     def __init__(self, requests: Sequence[Request], put: Callable[[_Item], object], *, is_of_task: bool) -> None:
         self.requests = requests
@@ -36,7 +36,7 @@ class _OutputQueue:
 
 
 class Runner:
-    """Shares an engine. Safe to use from any thread."""
+    """Shares an engine. This class is safe to use from any thread."""
 
     def __init__(self, engine: Engine) -> None:
         """Take over an engine, which no other code may use from now on."""
@@ -83,7 +83,7 @@ class Runner:
         pause_s: float | None = None,
         ended: Callable[[], object] = lambda: None,
     ) -> AsyncGenerator[_Event | None, None]:
-        """Do the same as :meth:`stream` for a task of an event loop; cancelling the task cancels the requests.
+        """Decode requests like :meth:`stream`, for a task of an event loop; cancelling the task cancels the requests.
 
         Args:
             requests: requests to decode.
@@ -150,16 +150,16 @@ class Runner:
 
     @property
     def _has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether the next step has any work to do."""
         return bool(self._arriving) or any(each.is_cancelled for each in self._open) or self._engine.has_work
 
     @property
     def _has_tasks(self) -> bool:
-        """Whether any task waits or may wait; a slow reader whose outputs are all queued does not count."""
+        """Whether any event-loop task waits or may wait; a slow reader whose outputs are all queued does not count."""
         return any(queue.is_of_task for queue in (*self._owners.values(), *self._arriving))
 
     def _work(self) -> None:
-        """Do steps while any task waits."""
+        """Do decoding steps while any event-loop task waits."""
         while True:
             with self._changed:
                 while self._step_owner is not None or (self._has_tasks and not self._has_work):

@@ -21,21 +21,21 @@ from speculant_verifier.speculation.controller import AcceptanceHistory
 from speculant_verifier.structured import Grammar
 
 MOST_PENDING = 8
-"""Maximum number of pending tokens that a pass reads together with a draft. If there are more, they are prefilled
-first, like a prompt."""
+"""Maximum number of pending tokens that a pass reads together with a draft. If more tokens are pending, they are
+prefilled first, like a prompt."""
 StopCheck = Callable[[Sequence[TokenId]], int | None]
-"""Takes newly emitted tokens and returns how many to keep if the text ends within them, otherwise None. The check is
-stateful, so every token must be passed to it exactly once."""
+"""Function that takes newly emitted tokens and returns how many to keep if the text ends within them, otherwise None.
+A stop check is stateful, so every token must be passed to it exactly once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to continue."""
+    """Request to continue one prompt."""
 
     index: int
-    """The caller's number for the request."""
+    """Number by which the caller identifies the request."""
     prompt: tuple[TokenId, ...]
-    """Token ids, at least one."""
+    """Token ids of the prompt, at least one."""
     config: GenerationConfig
     """Generation settings of the request."""
     processors: LogitsProcessorList | None = None
@@ -47,7 +47,7 @@ class Request:
     draft_prefix: tuple[TokenId, ...] = ()
     """Tokens that only the drafter sees, as if they preceded the prompt, so that drafts can copy them."""
     wrap_target: TargetWrapper | None = None
-    """Replaces the target's choices, as in teacher forcing; None keeps them."""
+    """Wrapper that replaces the target's token choices, as in teacher forcing; None keeps the target's choices."""
     shared_length: int = 0
     """Length in tokens of the prompt's prefix that later prompts will probably share."""
     refusal: SpeculantError | None = None
@@ -64,15 +64,15 @@ class ActiveSequence:
 
     request: Request
     index: int = field(init=False)
-    """The caller's number for the request. This and the next four fields are taken from the request, because a step
-    reads them often."""
+    """Number by which the caller identifies the request. ``index`` and the next four fields are copied from the
+    request, because a step reads them often."""
     prompt: tuple[TokenId, ...] = field(init=False)
     """Prompt tokens."""
     config: GenerationConfig = field(init=False)
     """Generation settings of the request."""
     tenant: str = field(init=False)
-    """Tenant that owns the text. Caches are separate per tenant, so that response times reveal nothing about other
-    tenants."""
+    """Tenant that owns the sequence's text; empty if the request names none. Caches are separate per tenant, so that
+    response times reveal nothing about other tenants."""
     longest: int = field(init=False)
     """Length of prompt and output, in tokens, at which the sequence ends."""
     number: int = 0
@@ -83,8 +83,8 @@ class ActiveSequence:
     token_ids: list[TokenId] = field(default_factory=list)
     """Prompt and output."""
     num_cached: int = 0
-    """Number of tokens whose keys and values are in the KV cache. Later tokens are pending, because the model has not
-    read them yet. The last pending token is the root of the next draft."""
+    """Number of tokens whose keys and values are in the KV cache. Tokens after the cached ones are pending, because the
+    model has not read them yet. The last pending token is the root of the next draft."""
     num_from_prefix_cache: int = 0
     """Number of prompt tokens whose keys and values came from the prefix cache."""
     windows: dict[int, KeysAndValues] = field(default_factory=dict)
@@ -100,9 +100,9 @@ class ActiveSequence:
     """For each node of the latest draft, its index in the drafter's response, from which some nodes were dropped."""
     has_session: bool = False
     num_shown: int = 0
-    """Length of its text when the drafter last saw it."""
+    """Number of the sequence's tokens when the drafter last saw it."""
     drafter_problem: str = ""
-    """Why the drafter can't draft for this sequence, if the request is the reason; otherwise empty."""
+    """Reason, in the request, why the drafter can't draft for this sequence; empty if there is none."""
     prefix_key: bytes = b""
     """Key of the first ``num_keyed`` tokens in the logits cache."""
     num_keyed: int = 0
@@ -113,9 +113,10 @@ class ActiveSequence:
     drafted_by_depth: list[int] = field(default_factory=list)
     accepted_by_depth: list[int] = field(default_factory=list)
     num_tried: int = 0
-    """Number of verified positions with a drafted token. Positions after a rejected token are not verified."""
+    """Number of positions at which a drafted token was verified. Positions after a rejected token are not verified."""
     rolling_acceptance: float | None = None
-    """Accepted share of tried positions over the tenant's latest requests, including this request; set when it ends."""
+    """Accepted share of the tried positions over the tenant's latest requests, including this one; set when the request
+    ends."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     trace: Trace | None = None
     """Trace for the request's record; None if the request is not recorded."""
@@ -152,14 +153,14 @@ class StepOutput:
     token_ids: tuple[TokenId, ...]
     """Newly emitted tokens; empty only if the sequence ended without a further token."""
     num_accepted: int
-    """Number of the leading tokens that came from the draft."""
+    """Number of leading tokens in ``token_ids`` that came from the draft."""
     finish_reason: FinishReason | None
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Log-probabilities, one entry per token, if requested."""
+    """Log-probabilities of the emitted tokens, one entry per token; empty if not requested."""
 
 
 def out_of_memory() -> GenerationMemoryError:
-    """Return the error of a request that ran out of memory."""
+    """Return the error with which a request ends if it runs out of memory."""
     return GenerationMemoryError(
         "there was no memory left for this request",
         fix="lower verifier.max_kv_tokens or verifier.max_batch_size, or send shorter prompts",

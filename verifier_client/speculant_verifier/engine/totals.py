@@ -15,7 +15,8 @@ _WAIT_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 WINDOW = 100
 """Number of a tenant's latest requests over which acceptance is computed; requests without drafts do not count."""
 MOST_TENANTS = 1_000
-"""Maximum number of tenants to remember. Beyond it, the least recently active tenant is forgotten."""
+"""Maximum number of tenants whose acceptance is remembered. If there are more tenants, the least recently active one is
+forgotten."""
 
 
 class Histogram:
@@ -31,9 +32,9 @@ class Histogram:
         """
         self.bounds = bounds
         self.buckets = [0] * (len(bounds) + 1)
-        """Number of values in each bucket."""
+        """Number of observed values in each bucket."""
         self.total = 0.0
-        """Sum of all values."""
+        """Sum of all observed values."""
 
     def observe(self, value: float, count: int = 1) -> None:
         """Count a value ``count`` times."""
@@ -46,29 +47,30 @@ class EngineTotals:
     """Counts and times of an engine since it was created."""
 
     times: PhaseTimes = field(default_factory=PhaseTimes)
-    """Duration of all steps, by phase."""
+    """Total duration of all steps, by phase."""
     num_passes: int = 0
     """Number of forward passes over drafts."""
     num_rows: int = 0
-    """Number of rows, summed over the forward passes."""
+    """Number of rows (sequences), summed over the forward passes over drafts."""
     num_nodes: int = 0
-    """Number of nodes, summed over the forward passes: roots and drafted nodes, without padding."""
+    """Number of tree nodes, summed over the forward passes: roots and drafted nodes, without padding."""
     num_drafts: int = 0
     """Number of verified drafts; empty drafts do not count."""
     num_prompt_tokens: int = 0
-    """Prompt tokens of admitted sequences."""
+    """Number of prompt tokens of admitted sequences."""
     num_from_prefix_cache: int = 0
-    """Prompt tokens whose keys and values came from the prefix cache."""
+    """Number of prompt tokens whose keys and values came from the prefix cache."""
     num_tokens: int = 0
     """Tokens emitted."""
     num_steps_without_drafter: int = 0
-    """Steps, counted per sequence, without a draft because the drafter did not answer or opened no session."""
+    """Number of steps, counted per sequence, without a draft because the drafter did not answer or opened no
+    session."""
     num_ended: dict[FinishReason, int] = field(default_factory=lambda: {"stop": 0, "length": 0, "error": 0})
     """Number of ended sequences, by finish reason."""
     num_reductions: dict[str, int] = field(default_factory=dict)
-    """Number of reductions because memory was short, by reduced quantity."""
+    """Number of reductions due to lack of memory, by reduced quantity such as drafted nodes."""
     num_reductions_in_force: int = 0
-    """Number of reductions that are not undone yet."""
+    """Number of memory reductions that are still in force."""
     num_cancelled: int = 0
     """Number of sequences that their callers cancelled."""
     drafted_by_depth: list[int] = field(default_factory=list)
@@ -76,22 +78,23 @@ class EngineTotals:
     accepted_by_depth: list[int] = field(default_factory=list)
     """Number of accepted nodes at depth 1, 2, ..."""
     accepted_by_source: dict[DraftSourceName, int] = field(default_factory=lambda: {"ngrams": 0, "model": 0, "both": 0})
-    """Number of accepted nodes by source; only drafters with a draft model name sources."""
+    """Number of accepted nodes by draft source; only drafters with a draft model name sources."""
     draft_times: Histogram = field(default_factory=lambda: Histogram(_DRAFT_BOUNDS_S))
-    """Seconds per step spent on getting drafts."""
+    """Histogram of the seconds per step spent on getting drafts."""
     pass_times: Histogram = field(default_factory=lambda: Histogram(_STEP_BOUNDS_S))
-    """Seconds per forward pass over drafts."""
+    """Histogram of the seconds per forward pass over drafts."""
     queue_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
-    """Seconds that sequences waited for a row."""
+    """Histogram of the seconds that sequences waited for a row of the KV cache."""
     first_token_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
-    """Seconds from a request's arrival to its first token."""
+    """Histogram of the seconds from a request's arrival to its first token."""
     token_times: Histogram = field(default_factory=lambda: Histogram(_STEP_BOUNDS_S))
-    """Seconds per token after the first; tokens of one step share the time since the sequence's previous output."""
+    """Histogram of the seconds per token after the first. The tokens of one step share the time since the sequence's
+    previous output equally."""
     request_times: Histogram = field(default_factory=lambda: Histogram(_WAIT_BOUNDS_S))
-    """Seconds from a request's arrival to its end."""
+    """Histogram of the seconds from a request's arrival to its end."""
 
     def record_pass(self, seconds: float, num_rows: int, num_nodes: int) -> None:
-        """Count a pass over drafts.
+        """Count a forward pass over drafts and record its duration.
 
         Args:
             seconds: duration of the pass.
@@ -107,16 +110,16 @@ class EngineTotals:
 @dataclass(slots=True)
 class _Requests:
     counts: deque[tuple[int, int]] = field(default_factory=deque)
-    """Tried and accepted positions of each request."""
+    """Numbers of tried and accepted positions, for each of a tenant's latest requests."""
     num_tried: int = 0
     num_accepted: int = 0
 
 
 class RollingAcceptance:
-    """Accepted share of the tried positions, over each tenant's latest requests.
+    """Acceptance rate of each tenant's latest requests: the accepted share of the tried positions.
 
-    A position is tried if a drafted token was verified there. Records compare a request's own share with this share to
-    decide whether the request's drafts failed.
+    A position is tried if a drafted token was verified there. Records compare a request's own acceptance rate with its
+    tenant's rate, to decide whether the request's drafts failed.
     """
 
     def __init__(self, window: int = WINDOW, most_tenants: int = MOST_TENANTS) -> None:
@@ -130,14 +133,14 @@ class RollingAcceptance:
         self._tenants: OrderedDict[str, _Requests] = OrderedDict()
 
     def of(self, tenant: str) -> float | None:
-        """Return the tenant's accepted share; None before the tenant's first request with drafts."""
+        """Return the tenant's acceptance rate; None before the tenant's first request with drafts."""
         requests = self._tenants.get(tenant)
         return None if requests is None else requests.num_accepted / requests.num_tried
 
     def add(self, tenant: str, num_tried: int, num_accepted: int) -> float | None:
-        """Count an ended request and return the tenant's accepted share.
+        """Count an ended request and return the tenant's acceptance rate.
 
-        A request without tried positions does not change the share.
+        A request without tried positions does not change the acceptance rate.
         """
         if not num_tried:
             return self.of(tenant)

@@ -46,7 +46,7 @@ class Verification:
         self._logits_cache = logits_cache
 
     def emit_cached(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
-        """Emit the tokens that need no forward pass, until no sequence's logits are in the cache."""
+        """Emit tokens from cached logits, without a forward pass, for as long as any sequence's logits are cached."""
         outputs: list[StepOutput] = []
         for sequence in sequences:
             while (logits := self._logits_cache.logits(sequence)) is not None:
@@ -128,7 +128,7 @@ class Verification:
         return [outcome.output for outcome in outcomes]
 
     def _outcome(self, sequence: ActiveSequence, draft: Draft, row: RowTarget, logits: Tensor) -> _Outcome:
-        """Apply a request's rule; an error ends only this request."""
+        """Apply a request's verification rule; an error ends only this request."""
         sampler, request = sequence.sampler, sequence.request
         assert sampler is not None
         target: DraftTarget = row
@@ -155,7 +155,7 @@ class Verification:
         return _Outcome(verdict, StepOutput(sequence, token_ids, len(path), reason, logprobs))
 
     def _record_feedback(self, sequences: Sequence[ActiveSequence], drafts: Sequence[Draft], logits: Tensor) -> None:
-        """Store the target's top tokens as feedback for the drafter, by the node indices of its response."""
+        """Store the target's top tokens as feedback for the drafter, by node index in the drafter's response."""
         if not self._row_width or not any(draft.draft_id for draft in drafts):
             return
         top = top_tokens(logits, self._row_width).cpu().numpy()
@@ -192,7 +192,7 @@ class _Outcome:
 
 
 def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tuple[TokenId, ...], FinishReason | None]:
-    """Truncate tokens at the first end token, the end of the text or the limit.
+    """Truncate tokens at the first end token, at the end found by the stop check, or at the maximum length.
 
     Returns:
         The tokens to emit, and the finish reason, which is None if the sequence continues.
@@ -210,7 +210,7 @@ def ended(sequence: ActiveSequence, token_ids: tuple[TokenId, ...]) -> tuple[tup
 
 
 def kept_nodes(num_pending: int, path: Sequence[int]) -> Sequence[int]:
-    """Return the nodes of a pass that stay in the cache: the pending tokens and the accepted path after them."""
+    """Return the nodes of a pass that stay in the KV cache: the pending tokens and the accepted path after them."""
     if all(node == index for index, node in enumerate(path)):
         return range(num_pending + len(path))
     return [*range(num_pending), *(num_pending + node for node in path)]

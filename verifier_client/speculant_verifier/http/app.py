@@ -1,7 +1,7 @@
 """The ASGI application: its endpoints and its OpenAPI document.
 
-FastAPI validates request bodies and generates the document. FastAPI's pages at /docs are disabled, because browsers
-would have to load their scripts from another site.
+FastAPI validates request bodies and generates the OpenAPI document. FastAPI's pages at /docs are disabled, because
+browsers would have to load their scripts from another site.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ from speculant_verifier.service.requests import Load, paced_events_of
 
 _ANTHROPIC = "/v1/messages"
 API = ("/v1/",)
-"""Path prefixes under access control."""
+"""Path prefixes to which access control applies."""
 MAX_REQUESTS = 1_024
-"""Maximum number of concurrent requests over HTTP, and likewise over gRPC."""
+"""Maximum number of concurrent requests over HTTP; the same limit applies separately to gRPC."""
 MAX_BODY_BYTES = 4 << 20
-"""Maximum size of a body or message in bytes. The text of a context of 131,072 tokens takes about half a megabyte."""
+"""Maximum size of an HTTP body or gRPC message, in bytes. A text of 131,072 tokens takes about half a megabyte."""
 _ENDPOINTS = (
     "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/models",
     "/v1/responses",
 )  # fmt: skip
 _CORS_METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 _CORS_EXPOSED = (REQUEST_ID_KEY, "retry-after", "www-authenticate")
-"""Response headers that web pages may read."""
+"""Response headers that web pages from other origins may read."""
 _RETRY_AFTER_S = "1"
 _PAUSE_S = 3.0
-"""Seconds after which an idle stream gets a comment, so that no proxy closes the stream."""
+"""Number of idle seconds after which a stream gets a comment, so that no proxy closes the stream."""
 _COMMENT = b": nothing yet\n\n"
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
@@ -95,9 +95,10 @@ def create_app(
         read_policy: returns the access policy; called for every request.
         defaults: values for settings that a request leaves out.
         load: counts and limits the sequences of HTTP and gRPC requests.
-        read_problem: returns why the server can't serve; None if it can. Called in the event loop.
-        render_metrics: returns metrics as text for Prometheus. Called in the event loop.
-        count_request: called with endpoint and status when a request to the API ends. Called in the event loop.
+        read_problem: returns why the server can't serve; None if it can. The function is called in the event loop.
+        render_metrics: returns metrics as text for Prometheus. The function is called in the event loop.
+        count_request: called with endpoint and status when a request to the API ends. The function is called in the
+            event loop.
 
     Raises:
         ConfigError: the model was loaded without its tokenizer.
@@ -188,7 +189,7 @@ def create_app(
 
     @app.get("/healthz", response_class=PlainTextResponse)
     async def health() -> Response:
-        """Say whether the server can serve, and if not, why."""
+        """Report whether the server can serve requests and, if not, the reason."""
         problem = read_problem()
         text, status = (problem.message, 503) if problem else ("ok", 200)
         return PlainTextResponse(f"{text}\n", status, {"cache-control": "no-store"})
@@ -222,7 +223,7 @@ def create_app(
 
 
 def endpoint_of(path: str) -> str:
-    """Return the endpoint under which a request is counted; "other" if the path is no endpoint."""
+    """Return the endpoint under which a request is counted; "other" if the path belongs to no endpoint."""
     endpoint = next((known for known in _ENDPOINTS if path.startswith(f"{known}/")), path)
     return endpoint if endpoint in _ENDPOINTS else "other"
 
@@ -250,7 +251,7 @@ async def _refuse(_: Request, error: Exception) -> Response:
 
 
 class ErrorResponse(Response):
-    """An error, in the form of the requested API."""
+    """An error response, in the format of the API that the client called."""
 
     def __init__(self, error: SpeculantError) -> None:
         """Make a response.
@@ -280,20 +281,21 @@ class ErrorResponse(Response):
 class GenerationResponse(Response):
     """Sends an answer as a whole or as a stream, and stops when the client disconnects.
 
-    This class replaces FastAPI's streaming response for two reasons. First, it sends the status only after admission,
-    so a refused request gets an error status instead of a broken stream. Second, it watches the connection even while
-    it sends nothing, so a request's row is freed within a step after its client disconnects. A slow client delays no
-    other client, because its events are queued in memory, at most one answer per request.
+    This class replaces FastAPI's streaming response for two reasons. First, this class sends the status only after the
+    request is admitted. A refused request therefore gets an error status instead of a broken stream. Second, this class
+    watches the connection even while it sends nothing. A request's row in the batch is therefore freed within a step
+    after its client disconnects. A slow client delays no other client, because its unread events wait in memory. They
+    take at most the memory of one answer per request.
     """
 
     def __init__(
         self, events: AsyncGenerator[StepEvent | None, None], builder: AnswerBuilder, *, is_stream: bool
     ) -> None:
-        """Make a response; decoding starts when the response is sent.
+        """Create a response; decoding starts when the response is sent.
 
         Args:
-            events: the decoder's events; reading them starts decoding. An event is None on admission and after an idle
-                period.
+            events: the decoder's events; reading them starts decoding. An event is None when the request is admitted,
+                and after every idle period.
             builder: builds the answer from the events.
             is_stream: whether to send each event immediately.
         """

@@ -24,52 +24,52 @@ from speculant_verifier.results import GenerationResult, StepEvent, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The served model and its metadata for answers."""
+    """The served model, with the data about it that answers need."""
 
     id: str
-    """Name of the model for clients."""
+    """Name by which clients request the model."""
     target: TargetModel
     """The model."""
     texts: TokenTexts
-    """Texts of the model's tokens."""
+    """Texts and bytes of the model's tokens, for log-probabilities."""
     chat_format: ChatFormat | None
     """Chat format of the model; None if answers are plain text."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """A request that is ready to decode."""
+    """A client's request, converted to the decoder's input."""
 
     prompts: list[list[TokenId]]
-    """The prompts, as token ids."""
+    """The request's prompts, as token ids."""
     config: GenerationConfig
-    """Settings for all prompts."""
+    """Generation settings, which apply to all prompts."""
     session: SessionOptions | None = None
-    """Options of the request's session with the drafter."""
+    """Options of the request's session with the drafter; None for the server's options."""
     with_usage: bool = False
-    """Whether a stream ends with token counts."""
+    """Whether a streamed answer ends with token counts."""
     tool_names: frozenset[str] | None = None
-    """Names of the tools that the model may call; None if there are none."""
+    """Names of the tools that the model may call; None if it may call none."""
     custom: frozenset[str] = frozenset()
-    """Names of the custom tools, which take text."""
+    """Names of the custom tools, whose input is text instead of JSON."""
     predicted: tuple[TokenId, ...] = ()
-    """Tokens of the request's prediction."""
+    """Tokens of the predicted output in the request; empty if there is no prediction."""
     shared_length: int = 0
-    """Number of prompt tokens that are instructions and tools."""
+    """Number of tokens at the start of the prompt that are instructions and tools."""
 
     @property
     def num_choices(self) -> int:
-        """Number of choices over all prompts."""
+        """Number of choices in the answer, over all prompts."""
         return len(self.prompts) * self.config.n
 
 
 _CALLS = {"name": ("function", "arguments"), "custom": ("custom", "input")}
-"""For each kind of piece that begins a call: the call's type, and the name of its text field."""
+"""Maps each kind of piece that begins a tool call to the call's type and the name of the call's text field."""
 
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice while it is decoded."""
+    """State of one choice of the answer while it is decoded."""
 
     splitter: Splitter | None
     custom: CustomCalls | None
@@ -98,7 +98,7 @@ class _Choice:
 
     @property
     def reason(self) -> str:
-        """Finish reason of an ended choice. A failed choice has none, because the client gets an error instead."""
+        """Finish reason of a choice that ended. A failed choice has none, because the client gets an error instead."""
         assert self.result is not None
         reason = self.result.finish_reason
         if not self.calls or reason != "stop" or self.splitter is None:
@@ -111,12 +111,12 @@ class AnswerBuilder(ABC):
     """Builds one answer, as a whole or as chunks of a stream."""
 
     ending = b"data: [DONE]\n\n"
-    """Last bytes of a stream."""
+    """Last bytes of every streamed answer."""
     prefix: str
-    """Prefix of answer ids."""
+    """Prefix of the ids of answers, such as "chatcmpl"."""
 
     def __init__(self, context: RequestContext, model: ServedModel) -> None:
-        """Begin to answer a request."""
+        """Start the answer to a request."""
         self.context, self._model = context, model
         self._created = int(time.time())
         self._id = f"{self.prefix}-{secrets.token_hex(16)}"
@@ -126,19 +126,19 @@ class AnswerBuilder(ABC):
         ]
 
     def opening(self) -> Iterator[Fields]:
-        """Yield the first chunks of a stream, sent on admission."""
+        """Yield the first chunks of a stream, which are sent when the request is admitted."""
         return iter(())
 
     @abstractmethod
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Yield the chunks for an event, and the closing chunk after the last choice has ended."""
+        """Yield the chunks for an event and, after the last choice has ended, the closing chunk."""
 
     @abstractmethod
     def whole(self) -> Fields:
         """Return the answer; all choices must have ended and all their chunks must have been consumed."""
 
     def begun(self) -> bytes:
-        """Return the first chunks of a stream, encoded."""
+        """Return the encoded first chunks of a stream."""
         return b"".join(map(self.frame, self.opening()))
 
     def sent(self, event: StepEvent) -> bytes:
@@ -159,7 +159,7 @@ class AnswerBuilder(ABC):
         return self.frame(openai_fields(error))
 
     def _read(self, event: StepEvent) -> tuple[int, _Choice, list[AnswerPiece]]:
-        """Record an event; return the index of its choice, the choice, and the new pieces."""
+        """Record an event; return the index of its choice, the choice, and the new pieces of the answer."""
         index = event.prompt_index * self.context.config.n + event.sample
         choice = self._choices[index]
         choice.result = event.result
@@ -177,7 +177,7 @@ class AnswerBuilder(ABC):
 
 
 class ChatBuilder(AnswerBuilder):
-    """Answers of /v1/chat/completions: a list of choices."""
+    """Builds answers of /v1/chat/completions, each with a list of choices."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -189,7 +189,7 @@ class ChatBuilder(AnswerBuilder):
             yield self._object(self.chunk_kind, [begun | {"finish_reason": None}]) | usage
 
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Yield the chunks for an event, and the closing chunk after the last choice has ended."""
+        """Yield the chunks for an event and, after the last choice has ended, the closing chunk."""
         index, choice, pieces = self._read(event)
         for fields, reason in self._additions(event, choice, pieces):
             chunk = self._object(self.chunk_kind, [{"index": index, **fields, "finish_reason": reason}])
@@ -221,7 +221,7 @@ class ChatBuilder(AnswerBuilder):
             yield {"delta": {}, "logprobs": None}, choice.reason
 
     def _choice(self, choice: _Choice) -> Fields:
-        """Return the fields of a choice that has ended."""
+        """Return the JSON fields of a choice that has ended."""
         content = choice.texts["content"] or (None if choice.calls else "")
         message: Fields = {"role": "assistant", "content": content, "refusal": None}
         if self._model.chat_format is not None and self._model.chat_format.harmony is not None:
@@ -249,12 +249,12 @@ class ChatBuilder(AnswerBuilder):
 
 
 class CompletionBuilder(ChatBuilder):
-    """Answers of /v1/completions: a list of choices with text only."""
+    """Builds answers of /v1/completions, each with a list of choices that contain only text."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def opening(self) -> Iterator[Fields]:
-        """Yield nothing, because a text has no role."""
+        """Yield nothing, because a text completion has no role to announce."""
         return iter(())
 
     def _additions(
@@ -275,12 +275,12 @@ def to_json(fields: Fields) -> bytes:
 
 
 def splitter_of(context: RequestContext, model: ServedModel) -> Splitter | None:
-    """Return the splitter of an answer; None if answers are plain text."""
+    """Return the splitter for the reasoning, content and calls of an answer; None if answers are plain text."""
     return None if model.chat_format is None else model.chat_format.parser(context.tool_names)
 
 
 def _is_whole(call: Fields) -> bool:
-    """Tell whether a call without an end marker has complete arguments; a stop text may have cut them off."""
+    """Tell whether a call without an end mark has complete arguments; a stop text may have cut them off."""
     if call["type"] == "custom":
         return False
     try:
@@ -291,7 +291,7 @@ def _is_whole(call: Fields) -> bool:
 
 
 def usage_of(context: RequestContext, results: Sequence[GenerationResult]) -> Fields:
-    """Return token counts; each prompt is counted once, and every sample is counted.
+    """Return token counts; each prompt is counted once, and the output of every sample is counted.
 
     The ``results`` must be ordered by prompt.
     """

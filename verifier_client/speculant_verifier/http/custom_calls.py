@@ -10,15 +10,15 @@ from speculant_verifier.conversation.tool_calls import Piece, PieceKind
 from speculant_verifier.http.tools import INPUT
 
 AnswerPiece = tuple[PieceKind | Literal["custom", "input"], str]
-"""Kind and text of a piece. The text of a "custom" piece is the name of a custom tool, and begins a call. The text of
-an "input" piece is input of that call."""
+"""Kind and text of one piece of an answer. A piece of kind "custom" begins a call, and its text is the name of a custom
+tool. The text of a piece of kind "input" is part of the call's input."""
 
 
 class CustomCalls:
-    """Finds calls of custom tools among a splitter's calls; the boundaries of the pieces do not matter.
+    """Finds the calls of custom tools among a splitter's pieces, however the text is divided into pieces.
 
-    The model's text is the input, unless it is a JSON object whose only field is the input. From such an object, the
-    input is extracted when the call ends.
+    The model's text is the input, unless it is a JSON object whose only field is the input. If the model's text is such
+    a JSON object, the input is extracted when the call ends.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -32,7 +32,7 @@ class CustomCalls:
         self._held = ""
 
     def push(self, pieces: Sequence[Piece], *, final: bool) -> list[AnswerPiece]:
-        """Add pieces of an answer; return the pieces that are now certain.
+        """Add pieces from the splitter; return the pieces of the answer that can no longer change.
 
         Args:
             pieces: pieces from the splitter.
@@ -64,7 +64,7 @@ class CustomCalls:
 
 
 def input_of(written: str) -> str:
-    """Return the input from the text that a model wrote after the header of a call."""
+    """Return a custom tool's input, extracted from the text that the model wrote after the call's header."""
     try:
         value = json.loads(written)
     except (ValueError, RecursionError):

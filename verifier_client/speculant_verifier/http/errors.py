@@ -1,6 +1,7 @@
 """Errors in the formats of OpenAI's and Anthropic's APIs.
 
-Each message is one line that ends with a fix. Messages of exceptions from Python or a library appear only in the log.
+Each error message is one line, which ends with advice on how to fix the problem. Messages of exceptions from Python or
+a library appear only in the log.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ _EXPECTED = {
     "tool_choice": "give 'none', 'auto', 'required', or one of the tools by its type and name",
     "background": "only false is served; leave it out",
 }
-"""Advice for fields that accept several types, because pydantic's separate message for each type would be confusing."""
+"""Advice for fields that accept several types; pydantic's separate message for each type would be confusing."""
 _BRANCH = re.compile(r"(str|bool|int|(constrained-)?(str|int)|(dict|list)\[.*)$")
-"""Pydantic's names of the types in a union."""
+"""Matches pydantic's names for the types in a union."""
 _OBJECTS = ("content", "output", "summary", "tool_choice")
-"""Fields of ``_EXPECTED`` that may hold objects; errors inside these objects name their location."""
+"""Fields of ``_EXPECTED`` that may hold objects; an error inside such an object names the exact location."""
 _SHAPE = re.compile(rf"((list|literal)\[.*|str|{ChosenTool.__name__})$")
-"""Pydantic's names of the types of these fields."""
+"""Matches pydantic's names for the types of the fields in ``_OBJECTS``."""
 MISSING = "is missing, or null"
 _OF_LIBRARY = {"end_token_ids": "stop_token_ids", "ignore_end_tokens": "ignore_eos"}
-"""Maps the library's settings to their field names in requests, where the two names differ."""
+"""Maps names of the library's settings to field names in requests, where the two names differ."""
 _FIELDS = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
 
 
@@ -103,8 +104,8 @@ def no_such_model(model_id: str) -> ApiError:
 def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     """Return one error for all problems that pydantic found.
 
-    If there are unsupported fields, the error reports up to eight of them in one message. Otherwise it reports the
-    first problem.
+    If there are unsupported fields, the error reports up to eight of them in one message. If all fields are supported,
+    the error reports the first problem.
 
     Args:
         problems: pydantic's errors; each location begins with the name of the whole, such as "body".
@@ -155,7 +156,7 @@ def missing(param: str) -> ApiError:
 
 
 def wrong(message: str, param: str = "", *, fix: str = "") -> ApiError:
-    """Return the error for a wrong field.
+    """Return the error for a field with a wrong value.
 
     Args:
         message: the problem; ``{field}`` stands for the field.
@@ -179,7 +180,7 @@ def unsupported(param: str, fix: str, others: Sequence[str] = (), reason: str = 
 
 
 def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a problem whose location is the field's path, without the name of the whole."""
+    """Return a problem with its location reduced to the field's path, without a leading name such as "body"."""
     loc, kind = tuple(map(str, problem["loc"][1:])), problem["type"]
     if kind == INCOMPLETE:
         loc, kind = (*loc, problem["ctx"]["name"]), "missing"
@@ -187,7 +188,7 @@ def _plain(problem: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_given_shapes(problems: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Drop the problems of union types that do not match the value; return all if no type matches."""
+    """Drop the problems of union types that do not match the value; keep all problems if no type matches."""
     inner = []
     for problem in problems:
         loc = problem["loc"]
@@ -200,7 +201,7 @@ def _of_given_shapes(problems: Sequence[dict[str, Any]]) -> Sequence[dict[str, A
 
 
 def _unshaped(parts: Sequence[str], path: Sequence[str]) -> int | None:
-    """Return the index of the first part of a path whose value fits no type of its union."""
+    """Return the index of the first field in a path whose value fits no type of the field's union."""
     for index, part in enumerate(parts):
         is_within = part in _OBJECTS and index + 1 < len(path) and not _SHAPE.match(path[index + 1])
         if part in _EXPECTED and not is_within:

@@ -1,7 +1,7 @@
 """Ignores the harmless unsupported fields of a request, and refuses the other unsupported fields by name.
 
-A field is harmless if it does not change the answer, such as ``store`` or ``metadata``. As in other servers of this
-API, unknown fields are ignored, too, unless they look like a misspelt known name.
+A field is harmless if it does not change the answer; examples are ``store`` and ``metadata``. Unknown fields are also
+ignored, as in other servers of this API, unless a name looks like a misspelt known name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _MAX_NAMED = 32
 _MAX_COMPARED = 64
 _LONGEST_COMPARED = 40
 _RESEMBLANCE = 0.86
-"""Smallest difflib ratio at which a name counts as misspelt; 'max_token' and 'temprature' reach this ratio."""
+"""Smallest difflib ratio to a known name at which a name counts as misspelt; 'max_token' and 'temprature' reach this
+ratio."""
 
 _OF_ANSWERS = frozenset(
     {
@@ -35,7 +36,7 @@ _OF_ANSWERS = frozenset(
         *("structured_outputs", "text", "tool_choice", "tools", "top_k", "top_logprobs", "top_p"),
     }
 )
-"""Fields that only some endpoints support and that change the answer."""
+"""Fields that change the answer, and that only some endpoints support."""
 _OF_OTHERS = frozenset(
     {
         *("audio", "background", "best_of", "conversation", "echo", "function_call", "functions", "modalities"),
@@ -55,14 +56,15 @@ INCOMPLETE = "incomplete"
 NO_SHAPE = "no_shape"
 """Type of an error whose message says which value to send."""
 REFUSED = _OF_ANSWERS | _OF_OTHERS
-"""Top-level fields that change the answer. An endpoint refuses such a field if it does not support it."""
+"""Top-level request fields that change the answer. An endpoint refuses each of these fields that it does not
+support."""
 
 _ignored: ContextVar[list[str] | None] = ContextVar("ignored", default=None)
 
 
 @contextmanager
 def one_line_of_ignored() -> Iterator[None]:
-    """Write one line to the debug log with all fields ignored in this context, nested objects included."""
+    """Log all fields ignored in this context, including fields of nested objects, in one debug line."""
     names: list[str] = []
     token = _ignored.set(names)
     try:
@@ -74,14 +76,14 @@ def one_line_of_ignored() -> Iterator[None]:
 
 
 def record_ignored(name: str) -> None:
-    """Add an ignored field to the line of :func:`one_line_of_ignored`."""
+    """Add an ignored field to the log line that :func:`one_line_of_ignored` writes."""
     names = _ignored.get()
     if names is not None and len(names) < _MAX_NAMED:
         names.append(name[:64])
 
 
 class Schema(BaseModel):
-    """Base class of request objects: types are not converted, and harmless unknown names are ignored."""
+    """Base class of request objects: values are not converted to other types; harmless unknown fields are ignored."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -92,9 +94,9 @@ class Schema(BaseModel):
         json_schema_extra=lambda schema: schema.pop("additionalProperties", None) and None,
     )
     refused: ClassVar[frozenset[str]] = frozenset()
-    """Unsupported names that are refused instead of ignored."""
+    """Names of unsupported fields that are refused instead of ignored."""
     refuses_unknown: ClassVar[bool] = False
-    """Whether all unknown names are refused, as in objects that only this server has."""
+    """Whether all unknown fields are refused, as in objects that exist only in this server's API."""
 
     @model_validator(mode="before")
     @classmethod
@@ -130,7 +132,7 @@ def require_fields(schema: Schema, names: Iterable[str]) -> None:
 
 
 def text_or_list(listed: Callable[[str], list[Any]]) -> Callable[[object], object]:
-    """Return a validator that replaces a text by a list, before a field is parsed as a list.
+    """Return a validator that converts a text to a list before the field is parsed as a list.
 
     Args:
         listed: converts a text to a list.
@@ -145,7 +147,7 @@ def text_or_list(listed: Callable[[str], list[Any]]) -> Callable[[object], objec
 
 
 def resembled(name: str, known: Iterable[str]) -> str:
-    """Return the known name that a misspelt name resembles; empty if there is none."""
+    """Return the known name that a misspelt name resembles; empty if it resembles none."""
     if len(name) > _LONGEST_COMPARED:
         return ""
     return similar(name, known, _RESEMBLANCE) or ""

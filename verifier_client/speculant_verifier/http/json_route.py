@@ -1,4 +1,4 @@
-"""Reads the bodies of requests strictly, before FastAPI validates them."""
+"""Parses request bodies strictly as JSON, before FastAPI validates them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from speculant_verifier.http.errors import printable
 
 
 class JsonRoute(APIRoute):
-    """An endpoint that accepts only JSON bodies."""
+    """Route of an endpoint that accepts only JSON as its request body."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of requests."""
+        """Return the function that handles the requests to this route."""
         answer = super().get_route_handler()
         if self.body_field is None:
             return answer
@@ -33,7 +33,7 @@ class JsonRoute(APIRoute):
 
 
 def _require_no_encoding(values: Sequence[str]) -> None:
-    """Refuse a compressed body.
+    """Refuse a compressed request body.
 
     Raises:
         ApiError: the body is compressed.
@@ -45,7 +45,7 @@ def _require_no_encoding(values: Sequence[str]) -> None:
 
 
 class _ReadRequest(Request):
-    """A request with a parsed body."""
+    """A request whose JSON body is already parsed."""
 
     content: Any = None
 

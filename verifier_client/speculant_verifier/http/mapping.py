@@ -40,7 +40,8 @@ from speculant_verifier.structured.json_schema import prepared
 from speculant_verifier.suitability import require_request
 
 _MAX_DRAWN_SEED = 1 << 53
-"""Upper bound of drawn seeds. Clients get these seeds back, and some clients read all numbers as doubles."""
+"""Upper bound of the seeds that the server draws. Answers contain these seeds, and some clients read all numbers as
+doubles."""
 
 _SAME_NAMES = (
     "max_tokens", "n", "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -52,24 +53,24 @@ _CONVERTED: dict[str, Callable[[Any], object]] = {
     "logit_bias": lambda biases: {int(token): bias for token, bias in biases.items()},
     "prediction": lambda prediction: prediction.text,
 }
-"""Conversions of values, for fields that have the name of a setting."""
+"""Functions that convert values of request fields to values of the settings with the same names."""
 _OF_DRAFTER = {"tenant", "graph", "graphs", "learn"}
 _EFFORTS = {name: name for name in ("low", "medium", "high")} | {
     "none": "low", "minimal": "low", "xhigh": "high", "max": "high"
 }  # fmt: skip
-"""The chat template's reasoning effort for each effort that a request may name."""
+"""Maps each reasoning effort that a request may name to an effort that chat templates know."""
 _TAKEN = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
-"""Parameters of ``apply_chat_template``, which can't be template variables."""
+"""Parameters of ``apply_chat_template``, whose names can't be template variables."""
 
 _MOST_LENGTHS = 64
-"""Maximum number of cached lengths of instructions and tools."""
+"""Maximum number of prompt prefixes (instructions and tools) whose lengths are cached."""
 
 
 class RequestMapping:
     """Prepares requests for the decoder, each in a thread, so that a long prompt delays no other request."""
 
     def __init__(self, decoder: SpeculativeDecoder, load: Load, defaults: GenerationConfig, model_id: str) -> None:
-        """Set up the mapping.
+        """Set up the mapping of requests to the decoder's input.
 
         Args:
             decoder: the decoder, with its model.
@@ -112,7 +113,7 @@ class RequestMapping:
         return replace(context, tool_names=names, custom=custom, predicted=tuple(predicted), shared_length=shared)
 
     async def count(self, request: ChatRequest) -> int:
-        """Return the number of prompt tokens of a conversation, even if it exceeds the context.
+        """Return the number of prompt tokens of a conversation, even if the prompt exceeds the model's context.
 
         Raises:
             SpeculantError: a field is wrong.
@@ -122,7 +123,7 @@ class RequestMapping:
         return len(await asyncio.to_thread(self._rendered, messages, options))
 
     def _conversation(self, request: ChatRequest) -> tuple[list[UsableTool], list[dict[str, Any]], dict[str, Any]]:
-        """Return the tools of a conversation, its messages, and the variables of the chat template, tools included.
+        """Return a conversation's tools, its messages, and the variables of the chat template, including the tools.
 
         Raises:
             ApiError: a field is wrong.
@@ -157,17 +158,17 @@ class RequestMapping:
         return self._shared_lengths.get(key, 0)
 
     def _is_unlimited(self, request: ChatRequest) -> bool:
-        """Tell whether the request sets no limit on new tokens, and the server has only the default limit."""
+        """Tell whether the request sets no limit on new tokens, and the server's limit is only the default."""
         is_given = request.max_tokens is not None or request.max_completion_tokens is not None
         return not is_given and self._defaults.max_tokens == GenerationConfig.model_fields["max_tokens"].default
 
     def leaves_space(self, context: RequestContext) -> bool:
-        """Tell whether a prompt leaves space for the longest answer, or at least for 1/8 of the context."""
+        """Tell whether a prompt leaves space for the longest allowed answer or, if less, for 1/8 of the context."""
         longest = self._decoder.target.max_length
         return max(map(len, context.prompts)) + min(context.config.max_tokens, longest // 8) <= longest
 
     def _template_options(self, request: ChatRequest) -> dict[str, Any]:
-        """Return the variables of the chat template that a request sets.
+        """Return the chat-template variables that a request sets.
 
         Raises:
             ApiError: the template does not accept one of the variables.
@@ -192,7 +193,7 @@ class RequestMapping:
         return options | {"reasoning_effort": _EFFORTS[effort]}
 
     async def completion(self, request: CompletionRequest, principal: Principal) -> RequestContext:
-        """Prepare texts to continue.
+        """Prepare a completion request for the decoder.
 
         Raises:
             SpeculantError: a field is wrong or not allowed.
@@ -202,7 +203,7 @@ class RequestMapping:
         return await asyncio.to_thread(self._context, given, config, session, request, "response_format")
 
     def session(self, options: SpeculantOptions | None, principal: Principal) -> SessionOptions | None:
-        """Return the options of a request's session; None for the server's options.
+        """Return the options of a request's session with the drafter; None for the server's options.
 
         Raises:
             AccessError: the client may not use the tenant or graph.
@@ -266,7 +267,7 @@ class RequestMapping:
             raise wrong(f"{{field}}: {of_library(error)}", param) from error
 
     def _hint(self, text: str | list[TokenId]) -> list[TokenId]:
-        """Return the tokens of text that the answer may resemble."""
+        """Return the token ids of a text that the answer may resemble."""
         return self._encode([text], "prediction")[0] if text else []
 
     def _encode(self, prompts: Sequence[str | list[TokenId]], param: str = "prompt") -> list[list[TokenId]]:
@@ -280,13 +281,13 @@ class RequestMapping:
 
 
 def _asked_tokens(request: ChatRequest | CompletionRequest) -> tuple[str, int | None]:
-    """Return the field that limits a request's new tokens, and its value."""
+    """Return the name and the value of the field that limits a request's new tokens."""
     newer = request.max_completion_tokens if isinstance(request, ChatRequest) else None
     return ("max_tokens", request.max_tokens) if newer is None else ("max_completion_tokens", newer)
 
 
 def _template_refusal(error: GenerationError) -> ApiError:
-    """Return a chat template's error, with the template's own message if it raised one."""
+    """Return the client's error for a chat template that failed, with the message that the template raised, if any."""
     cause = error.__cause__
     if cause is None or (isinstance(cause, TemplateError) and not isinstance(cause, UndefinedError)):
         return error.as_class(partial(ApiError, "wrong_request"), "messages")
@@ -297,7 +298,7 @@ def _template_refusal(error: GenerationError) -> ApiError:
 def generation_config(
     request: ChatRequest | CompletionRequest, defaults: GenerationConfig, target: TargetModel
 ) -> GenerationConfig:
-    """Return the settings of a request.
+    """Return the generation settings of a request.
 
     Args:
         request: the request.
@@ -339,7 +340,7 @@ def _of_chat(request: ChatRequest) -> dict[str, Any]:
 
 
 def _form(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
-    """Return the settings of the answer's form."""
+    """Return the structured-output settings that a request asks for."""
     given = request.response_format if isinstance(request, ChatRequest) else None
     form: dict[str, Any] = {}
     if given is not None and given.type == "json_object":
@@ -364,7 +365,7 @@ def _form(request: ChatRequest | CompletionRequest) -> dict[str, Any]:
 
 
 def check_messages(messages: Sequence[ChatMessage]) -> None:
-    """Check that messages fit their roles and that the latest user message is only text.
+    """Check that messages fit their roles, and that a user message at the end contains only text.
 
     Raises:
         ApiError: a field of a message is wrong.
@@ -394,6 +395,6 @@ def check_messages(messages: Sequence[ChatMessage]) -> None:
 
 
 def _for_template(message: ChatMessage, tools: Sequence[UsableTool]) -> dict[str, Any]:
-    """Return a message for the chat template."""
+    """Return a message in the form that the chat template expects."""
     calls = [call_for_template(call, tools) for call in message.tool_calls or ()]
     return message.for_template() | ({"tool_calls": calls} if calls else {})

@@ -20,20 +20,20 @@ from speculant_verifier.http.token_texts import Fields
 
 _EFFORTS = {"xhigh": "high", "max": "high"}
 _BILLING = "x-anthropic-billing-header:"
-"""Start of a block that Claude Code sends only for Anthropic, and whose text differs in every request."""
+"""Start of a block that Claude Code sends for Anthropic only; the block's text differs in every request."""
 _NAMES = {
     "parameters": "input_schema",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
 }
-"""Maps fields of a chat request to their names in this API."""
+"""Maps fields of a chat request to their names in the Messages API."""
 _BLOCKS: TypeAdapter[list[Block]] = TypeAdapter(Blocks)
 
 
 async def map_messages(
     mapping: RequestMapping, request: TokenCountRequest, principal: Principal, *, takes_effort: bool
 ) -> RequestContext:
-    """Prepare a conversation as a chat request.
+    """Convert a Messages request to a chat request, and prepare it for the decoder.
 
     Args:
         mapping: prepares chat requests.
@@ -49,7 +49,7 @@ async def map_messages(
 
 
 async def count_tokens(mapping: RequestMapping, request: TokenCountRequest, *, takes_effort: bool) -> int:
-    """Return the number of tokens of a conversation; see :func:`map_messages`.
+    """Return the number of prompt tokens of a conversation; :func:`map_messages` describes the arguments.
 
     Raises:
         ApiError: a field is wrong.
@@ -60,7 +60,7 @@ async def count_tokens(mapping: RequestMapping, request: TokenCountRequest, *, t
 
 @contextmanager
 def _own_names() -> Iterator[None]:
-    """Replace the field names of chat requests in errors by this API's names."""
+    """In errors, replace the field names of chat requests by the names of the Messages API."""
     try:
         yield
     except Exception as error:
@@ -69,12 +69,12 @@ def _own_names() -> Iterator[None]:
 
 
 def _own_name(field: str) -> str:
-    """Return this API's name of a chat request's field."""
+    """Return the Messages API's name for a field of a chat request."""
     return ".".join(_NAMES.get(part, part) for part in field.split(".") if part != "function")
 
 
 def as_chat(request: TokenCountRequest, *, takes_effort: bool) -> ChatRequest:
-    """Convert a request of this API to a chat request.
+    """Convert a request of the Messages API to a chat request.
 
     Args:
         request: the request.
@@ -103,7 +103,7 @@ def as_chat(request: TokenCountRequest, *, takes_effort: bool) -> ChatRequest:
 
 
 def _within(error: ValidationError, *path: str) -> ApiError:
-    """Return the error for a value at a path of the body."""
+    """Return the client's error for an invalid value at a path of the request body."""
     return of_validation([{**each, "loc": ("body", *path, *each["loc"])} for each in error.errors()])
 
 
@@ -165,7 +165,7 @@ def _of_assistant(blocks: Sequence[Block], param: str) -> Fields:
 
 
 def _of_user(role: str, blocks: Sequence[Block], param: str, *, is_latest: bool) -> Iterator[Fields]:
-    """Yield the chat messages of a user message; each tool result becomes a separate message."""
+    """Yield the chat messages for one user message; each tool result becomes a separate message."""
     _require_none(blocks, "tool_use", "the assistant", param)
     texts: list[str] = []
     for number, block in enumerate(blocks):
@@ -217,13 +217,13 @@ def _result_of(result: Block, param: str) -> str:
 
 
 def _told_of(block: Block) -> str:
-    """Return the text of a block; a placeholder if it has none."""
+    """Return the text of a block, or a placeholder if the block has no text."""
     text = _text_of(block)
     return f"[{block.type}]" if text is None else text
 
 
 def _text_of(block: Block) -> str | None:
-    """Return the text of a block; None if it has none, such as an image."""
+    """Return the text of a block; None for a block without text, such as an image."""
     if block.text is not None:
         return block.text
     source = block.source if isinstance(block.source, dict) else {}
@@ -237,7 +237,7 @@ def _text_of(block: Block) -> str | None:
 
 
 def _plain(content: object) -> str | None:
-    """Return a text, or the joined texts of blocks; None for other values."""
+    """Return content as plain text: a text unchanged, or the joined texts of blocks; None for other values."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

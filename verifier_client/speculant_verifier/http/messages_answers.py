@@ -16,9 +16,10 @@ _BLOCKS: dict[str, tuple[Fields, str, str]] = {
     "reasoning": ({"type": "thinking", "thinking": "", "signature": ""}, "thinking_delta", "thinking"),
     "arguments": ({"type": "tool_use", "input": {}}, "input_json_delta", "partial_json"),
 }
-"""For each kind of piece: the empty block, the type of its deltas, and the name of their text field."""
+"""Maps each kind of piece to its empty block, the type of the block's deltas, and the name of the deltas' text
+field."""
 _SIGNATURE = "unsigned"
-"""Placeholder signature of thinking blocks, needed because clients send back only blocks with a signature."""
+"""Placeholder for the signature of thinking blocks; clients send back only thinking blocks with a signature."""
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
@@ -28,7 +29,7 @@ class MessagesBuilder(AnswerBuilder):
     prefix, ending = "msg", b""
 
     def __init__(self, context: RequestContext, model: ServedModel, *, shows_reasoning: bool) -> None:
-        """Begin to answer a request.
+        """Start the answer to a request.
 
         Args:
             context: the request.
@@ -42,7 +43,7 @@ class MessagesBuilder(AnswerBuilder):
         self._text = ""
 
     def frame(self, fields: Fields) -> bytes:
-        """Encode an event as a server-sent event."""
+        """Encode an event of the Messages API as a server-sent event."""
         return b"event: %b\ndata: %b\n\n" % (fields["type"].encode(), to_json(fields))
 
     def failure(self, error: SpeculantError) -> bytes:
@@ -50,12 +51,12 @@ class MessagesBuilder(AnswerBuilder):
         return self.frame(anthropic_fields(error))
 
     def opening(self) -> Iterator[Fields]:
-        """Yield the first event of a stream, sent on admission."""
+        """Yield the first event of a stream, which is sent when the request is admitted."""
         usage = {"input_tokens": len(self.context.prompts[0]), "output_tokens": 0}
         yield {"type": "message_start", "message": self._message([], None, None, usage)}
 
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Yield the stream's events for a decoder event."""
+        """Yield the stream events for one event of the decoder."""
         _, choice, pieces = self._read(event)
         for kind, text in pieces:
             choice.take(kind, text)
@@ -77,7 +78,7 @@ class MessagesBuilder(AnswerBuilder):
         yield {"type": "message_stop"}
 
     def whole(self) -> Fields:
-        """Return the answer, which must be finished."""
+        """Return the whole answer; decoding must have finished."""
         [result] = self._results
         reason, stop = self._reason(self._choices[0].reason, result)
         message = self._message(self._blocks, reason, stop, _usage(result))
@@ -139,7 +140,7 @@ def _call_id(identifier: str) -> str:
 
 
 def _input_of(arguments: str) -> Fields:
-    """Return a call's arguments as an object; text that is no JSON object becomes the field ``arguments``."""
+    """Return a call's arguments as a JSON object; any other text becomes the object's field ``arguments``."""
     try:
         found = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Request objects of Anthropic's Messages API. A null field counts as absent.
+"""Request objects of Anthropic's Messages API. A field with the value null counts as absent.
 
-Blocks and tools of unsupported types are accepted, too, because many conversations contain them.
+Blocks and tools of unsupported types are not refused, because many conversations contain them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Block(Schema):
     thinking: str | None = None
     """Text of a thinking block."""
     id: Name | None = None
-    """Id of a call; its result refers to it."""
+    """Id of a tool call; the call's result refers to this id."""
     name: Name | None = None
     """Name of the called tool."""
     input: dict[str, Any] | None = None
-    """Arguments of a call."""
+    """Arguments of a tool call, as a JSON object."""
     tool_use_id: Name | None = None
-    """For a tool result: id of the call that it belongs to."""
+    """For a tool result: id of the call that produced the result."""
     is_error: bool | None = None
     """For a tool result: whether the tool failed."""
     content: Any = None
@@ -56,7 +56,7 @@ _REQUIRED = {
 _AS_BLOCKS = text_or_list(lambda text: [{"type": "text", "text": text}])
 _Blocks = Annotated[list[Block], Field(fail_fast=True)]
 Blocks = Annotated[_Blocks, BeforeValidator(_AS_BLOCKS, json_schema_input_type=str | _Blocks)]
-"""Text, or a list of blocks."""
+"""Content of a message: a text, or a list of blocks."""
 
 
 class AnthropicMessage(Schema):
@@ -69,20 +69,20 @@ class AnthropicMessage(Schema):
 
 
 class AnthropicTool(Schema):
-    """A tool that the model may call. Tools that Anthropic's servers run have other types and are left out."""
+    """A tool that the model may call. Tools of other types, which Anthropic's servers run, are left out."""
 
     type: str | None = None
     """'custom', or absent."""
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")] | None = None
-    """Name of the tool: letters, digits, '_', '-' and '.'."""
+    """Name of the tool, which may contain letters, digits, '_', '-' and '.'."""
     description: str | None = None
-    """Description for the model."""
+    """Description of the tool, shown to the model."""
     input_schema: dict[str, Any] | None = None
     """JSON schema of the object with the tool's arguments."""
 
 
 class ToolChoice(Schema):
-    """Whether a tool must be called."""
+    """Whether the model may, must or must not call a tool."""
 
     @model_validator(mode="before")
     @classmethod
@@ -97,9 +97,9 @@ class ToolChoice(Schema):
     """Whether the model may call a tool ('auto'), must call any tool ('any') or the named tool ('tool'), or must not
     call a tool ('none')."""
     name: Name | None = None
-    """Name of the tool, for type 'tool'."""
+    """Name of the tool that must be called, for type 'tool'."""
     disable_parallel_tool_use: bool | None = None
-    """Whether an answer that must call a tool may make only one call."""
+    """Whether an answer that must call a tool is limited to one call."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -108,14 +108,15 @@ class ToolChoice(Schema):
 
 
 class Thinking(Schema):
-    """Whether reasoning is returned."""
+    """Whether the answer contains the model's reasoning."""
 
     type: Annotated[str, Field(min_length=1)]
-    """With 'disabled', reasoning is not returned, and the reasoning effort is 'low' unless the request sets another."""
+    """'disabled' leaves reasoning out of the answer, and sets the reasoning effort to 'low' unless the request sets
+    another."""
 
 
 class OutputFormat(Schema):
-    """The form of the answer's text."""
+    """Format of the answer's text: JSON that matches a schema."""
 
     type: Literal["json_schema"]
     """'json_schema'."""
@@ -124,21 +125,21 @@ class OutputFormat(Schema):
 
 
 class OutputConfig(Schema):
-    """Options of the answer."""
+    """Options of the answer: reasoning effort and text format."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     """Reasoning effort, for models whose chat template supports it; 'xhigh' and 'max' mean 'high'."""
     format: OutputFormat | None = None
-    """The form of the answer's text."""
+    """Format of the answer's text: JSON that matches a schema."""
 
 
 class TokenCountRequest(Schema):
-    """A conversation whose tokens are counted."""
+    """Request to count the tokens of a conversation's prompt."""
 
     model: str
-    """The model's name, as in /v1/models."""
+    """Name of the model, as listed by /v1/models."""
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, fail_fast=True)]
-    """Messages, from the first to the latest."""
+    """Messages of the conversation, from the first to the latest."""
     system: Blocks | None = None
     """The system message."""
     tools: Annotated[list[AnthropicTool], Field(fail_fast=True)] | None = None
@@ -146,9 +147,9 @@ class TokenCountRequest(Schema):
     tool_choice: ToolChoice | None = None
     """Whether the model may, must or must not call a tool."""
     thinking: Thinking | None = None
-    """Whether reasoning is returned."""
+    """Whether the answer contains the model's reasoning."""
     output_config: OutputConfig | None = None
-    """Options of the answer."""
+    """Options of the answer: reasoning effort and text format."""
     refused: ClassVar[frozenset[str]] = REFUSED | {"container", "mcp_servers"}
 
     @model_validator(mode="wrap")
@@ -159,14 +160,14 @@ class TokenCountRequest(Schema):
 
 
 class MessagesRequest(SpeculantRequest, TokenCountRequest):
-    """A conversation to continue."""
+    """Request to continue a conversation."""
 
     max_tokens: NumTokens
     """Maximum number of new tokens, reasoning included."""
     stream: bool | None = None
     """Whether to stream the answer as server-sent events."""
     stop_sequences: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
-    """Stop texts; the answer ends before the first of them."""
+    """Stop texts; the answer ends before the first stop text that occurs."""
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     """Sampling temperature; 0 always takes the most probable token."""
     top_p: TopP | None = None

@@ -36,25 +36,25 @@ from speculant_verifier.results import GenerationResult, StepEvent
 
 _TOO_LONG = "context_length_exceeded"
 Keep = Callable[[Fields], None]
-"""Stores a finished response, given its JSON object."""
+"""Function that stores a finished response, given as a JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Data for building a response, in addition to the decoder's input."""
+    """Data that building a response needs in addition to the decoder's input."""
 
     keep: Keep
-    """Function that is called with the finished response."""
+    """Function that stores the finished response."""
     seal: Callable[[str], str] | None
-    """Seals reasoning; None if the client does not ask for sealed reasoning."""
+    """Function that seals (signs) reasoning; None if the client does not ask for sealed reasoning."""
     origins: Mapping[str, ToolOrigin]
-    """Origins of tools, by their names in the prompt."""
+    """Names and namespaces of tools in the client's request, by the tools' names in the prompt."""
 
 
 async def map_responses(
     mapping: RequestMapping, request: ResponsesRequest, principal: Principal, store: ResponseStore, seal: Seal
 ) -> tuple[RequestContext, Conversation]:
-    """Prepare a conversation as a chat request.
+    """Convert a Responses request to a chat request, and prepare it for the decoder.
 
     Raises:
         ApiError: a field is wrong or not allowed.
@@ -140,15 +140,15 @@ class ResponsesBuilder(AnswerBuilder):
         self._num_events = 0
 
     def whole(self) -> Fields:
-        """Return the answer, which must be finished."""
+        """Return the whole answer; decoding must have finished."""
         return self._response(*self._results)
 
     def frame(self, fields: Fields) -> bytes:
-        """Encode an event as a server-sent event."""
+        """Encode an event of the Responses API as a server-sent event."""
         return b"event: %b\ndata: %b\n\n" % (fields["type"].encode(), to_json(fields))
 
     def opening(self) -> Iterator[Fields]:
-        """Yield the first events of a stream, sent on admission."""
+        """Yield the first events of a stream, which are sent when the request is admitted."""
         for name in ("response.created", "response.in_progress"):
             yield self._event(name, {"response": self._response()})
 
@@ -164,7 +164,7 @@ class ResponsesBuilder(AnswerBuilder):
         return b"".join(self.frame(self._event(name, fields)) for name, fields in events)
 
     def chunks(self, event: StepEvent) -> Iterator[Fields]:
-        """Yield the events of a step."""
+        """Yield the stream events for one decoding step."""
         for name, fields in self._steps(event):
             yield self._event(f"response.{name}", fields)
 
@@ -203,7 +203,7 @@ class ResponsesBuilder(AnswerBuilder):
         return fields
 
     def _tokens(self, result: GenerationResult) -> Fields:
-        """Return token counts; the reasoning's tokens are counted by encoding its text."""
+        """Return token counts; reasoning tokens are counted by encoding the text of the reasoning."""
         parts = (part for item in self._output.items if item["type"] == "reasoning" for part in item["content"])
         reasoning = "".join(part["text"] for part in parts)
         num_read, num_written = len(result.prompt_token_ids), len(result.token_ids)

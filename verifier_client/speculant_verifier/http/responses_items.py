@@ -1,4 +1,4 @@
-"""Converts requests of the Responses API to chat requests: items become messages, and tools get flat names."""
+"""Converts Responses requests to chat requests: items become messages, and namespaces become prefixes of tool names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NAMES = {
 }
 """Maps fields of a chat request to their names in the Responses API."""
 _FLAT = re.compile(r"\.(function|custom|allowed_tools)\.(?=parameters|name|tools)")
-"""Objects of a chat request whose fields are one level higher in the Responses API."""
+"""Matches objects of a chat request whose fields are one level higher in the Responses API."""
 _TOLD_FIRST = ("system", "developer")
 _CALLS = ("function_call", "custom_tool_call")
 _OUTPUTS = ("function_call_output", "custom_tool_call_output")
@@ -46,11 +46,11 @@ class ToolOrigin:
     name: str
     """Name of the tool in the client's request."""
     namespace: str | None = None
-    """Namespace of the tool; None if it has none."""
+    """Namespace of the tool in the client's request; None if the tool has none."""
 
 
 def tools_of(request: ResponsesRequest) -> tuple[list[Fields], dict[str, ToolOrigin]]:
-    """Return a request's tools in the format of chats, and the origins of the tools by their names in this format."""
+    """Return a request's tools in the chat format, and the origins of the tools, by their names in the chat format."""
     tools: list[Fields] = []
     origins: dict[str, ToolOrigin] = {}
     for tool in request.tools or ():
@@ -80,8 +80,8 @@ def resolved(
 ) -> list[Item]:
     """Return a conversation's items, with references resolved and sealed reasoning opened.
 
-    References to unknown items are left out, and so are outputs of other servers' tools without a call. Sealed
-    reasoning from another server is not opened.
+    References to unknown items are left out. Outputs of other servers' tools are left out if their call is missing.
+    Sealed reasoning from another server is not opened.
 
     Args:
         items: the request's items.
@@ -117,9 +117,9 @@ def resolved(
 
 
 def require_something_said(given: Sequence[Item], instructions: str | None, items: Sequence[Item]) -> None:
-    """Refuse items that leave the prompt empty, because the model would then answer only its chat template.
+    """Refuse items that leave the prompt empty, because the model would then answer the bare chat template.
 
-    An empty input is allowed, because clients send it to warm up a server.
+    An input without items is allowed, because clients send it to warm up a server.
 
     Raises:
         ApiError: there are items, but neither they nor the instructions contain a text or a call.
@@ -137,7 +137,7 @@ def _says_something(item: Item) -> bool:
 
 
 def shortened(items: Sequence[Item], count: int) -> list[Item]:
-    """Return a conversation without its first ``count`` items, and without the outputs of calls among these items."""
+    """Return a conversation without its first ``count`` items, and without the outputs of the dropped calls."""
     rest = items[count:]
     called = {item.call_id for item in rest if item.type in _CALLS}
     lost = {item.call_id for item in items[:count] if item.type in _CALLS} - called
@@ -145,7 +145,7 @@ def shortened(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def as_chat(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
-    """Return the chat request for a request and the items of its conversation."""
+    """Convert a Responses request, with all items of its conversation, to a chat request."""
     fields: dict[str, Any] = {name: getattr(request, name) for name in _SAME_NAMES}
     fields |= {"messages": _messages(request.instructions, items), "max_tokens": request.max_output_tokens}
     fields["tools"] = tools_of(request)[0] or None
@@ -165,15 +165,15 @@ def as_chat(request: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
 
 
 def own_name(field: str) -> str:
-    """Return the name in the Responses API of a chat request's field."""
+    """Return the Responses API's name for a field of a chat request."""
     return _FLAT.sub(".", _NAMES.get(field.partition(".")[0], field))
 
 
 def _messages(instructions: str | None, items: Sequence[Item]) -> list[Fields]:
-    """Return the messages of a conversation.
+    """Return the chat messages for the items of a conversation.
 
-    Leading system and developer messages become one message. Consecutive items of the assistant, in the order
-    reasoning, text, calls, also become one message.
+    System and developer messages at the start become one message. Consecutive assistant items in the order reasoning,
+    text, calls become one message.
     """
     messages: list[Fields] = [{"role": "system", "content": instructions}] if instructions else []
     for item in items:
@@ -197,7 +197,7 @@ def _messages(instructions: str | None, items: Sequence[Item]) -> list[Fields]:
 
 
 def _parts(item: Item) -> Any:
-    """Return a user's content unchanged, because unsupported parts may have to be refused later."""
+    """Return the content of a user message unchanged, because unsupported parts may have to be refused later."""
     content = item.content
     if content is None or isinstance(content, str):
         return content or ""
@@ -205,7 +205,7 @@ def _parts(item: Item) -> Any:
 
 
 def _add(message: Fields, item: Item) -> None:
-    """Add an item of the assistant to its message."""
+    """Add an assistant item to the chat message to which it belongs."""
     if item.type == "reasoning":
         reasoning = [message["reasoning_content"]] if "reasoning_content" in message else []
         message["reasoning_content"] = "\n".join([*reasoning, text_of(item.content or item.summary)])

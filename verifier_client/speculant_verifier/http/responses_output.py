@@ -15,7 +15,7 @@ from speculant_verifier.http.token_texts import TokenTexts
 from speculant_verifier.results import StepEvent, TokenLogprobs
 
 Event = tuple[str, Fields]
-"""Type of an event, without the prefix "response.", and the event's fields."""
+"""A stream event: its type without the prefix "response.", and its fields."""
 _KINDS = {
     "content": "message",
     "reasoning": "reasoning",
@@ -23,7 +23,7 @@ _KINDS = {
     "input": "custom_tool_call",
 }
 _TEXTS = {"function_call": "arguments", "custom_tool_call": "input"}
-"""For each type of call, the name of the field for the model's text."""
+"""Maps each type of call to the name of the field with the model's text."""
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 _PARTS: dict[str, Fields] = {
     "message": {"type": "output_text", "annotations": [], "logprobs": []},
@@ -35,14 +35,14 @@ _NAMES = {
     "function_call": "function_call_arguments",
     "custom_tool_call": "custom_tool_call_input",
 }
-"""For each type of item, the prefix of the events about its text."""
+"""Maps each type of item to the prefix of the events that report the item's text."""
 
 
 class Output:
-    """Output items and their events."""
+    """Builds the output items of one response, and their events."""
 
     def __init__(self, origins: Mapping[str, ToolOrigin], seal: Callable[[str], str] | None) -> None:
-        """Begin without an item.
+        """Start without any output item.
 
         Args:
             origins: origins of tools, by their names in the prompt.
@@ -57,11 +57,11 @@ class Output:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no item has begun."""
+        """Whether no output item has begun yet."""
         return not self.items and self._item is None
 
     def add(self, pieces: Sequence[AnswerPiece], logprobs: Sequence[Fields] = ()) -> Iterator[Event]:
-        """Add pieces of the answer; yield events.
+        """Add pieces of the answer; yield the events that report them.
 
         Args:
             pieces: new pieces.
@@ -85,7 +85,7 @@ class Output:
             yield f"{_NAMES[wanted]}.delta", self._position | {"delta": text} | more
 
     def end(self, status: str) -> Iterator[Event]:
-        """Finish the open item, if there is one."""
+        """Finish the open output item, if there is one; yield the events that report its end."""
         if (item := self._item) is None:
             return
         kind = item["type"]
@@ -126,12 +126,12 @@ class Output:
 
 
 class ContentLogprobs:
-    """Selects log-probabilities of message text; reasoning, headers and calls are left out."""
+    """Selects the log-probabilities of message text; leaves out reasoning, headers and calls."""
 
     def __init__(
         self, splitter: Splitter | None, texts: TokenTexts, decode: Callable[[Sequence[TokenId]], str]
     ) -> None:
-        """Begin after the prompt.
+        """Start at the first token of the answer.
 
         Args:
             splitter: a second splitter of the answer, used only here; None if answers are plain text.
@@ -142,7 +142,7 @@ class ContentLogprobs:
         self._held: list[TokenLogprobs] = []
 
     def push(self, event: StepEvent) -> list[Fields]:
-        """Add a step's tokens; return the entries of tokens that are now known to be message text."""
+        """Add a step's tokens; return log-probability entries of the tokens that are now known to be message text."""
         found: list[TokenLogprobs] = []
         for at in event.logprobs:
             text = self._detokenizer.push([at.token_id])

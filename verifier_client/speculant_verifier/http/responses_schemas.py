@@ -1,4 +1,4 @@
-"""Request objects of the Responses API; :mod:`speculant_verifier.http.schemas` has the rules for null fields."""
+"""Request objects of the Responses API; :mod:`speculant_verifier.http.schemas` describes the rule for null fields."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _ROLES = ("user", "assistant", "system", "developer")
 
 
 class Item(Schema):
-    """One item of a conversation: a message, a call, its output, or reasoning.
+    """One item of a conversation: a message, a tool call, the output of a tool call, or reasoning.
 
-    Clients may also send items of other types, which come from other servers. Such an item is converted to the nearest
-    of these types, or left out.
+    Clients may also send items of other types, which come from other servers. An item of another type is converted to
+    the nearest supported type, or left out.
     """
 
     type: Word = "message"
-    """Type of the item."""
+    """Type of the item, such as 'message' or 'function_call'."""
     role: Literal["user", "assistant", "system", "developer"] | None = None
     """Role of a message's author."""
     content: Content | None = None
-    """Content of a message, or text of reasoning; the texts of parts are joined by line feeds. Reasoning is only for
-    models whose chat template uses it."""
+    """Content of a message, or text of reasoning; the texts of parts are joined by line feeds. Reasoning has an effect
+    only if the model's chat template uses it."""
     summary: Content | None = None
-    """Summary of reasoning, used if there is no content."""
+    """Summary of reasoning, used if the item has no content."""
     encrypted_content: str | None = None
-    """Reasoning that this server sealed; used instead of content and summary."""
+    """Reasoning that this server sealed earlier; used instead of content and summary."""
     call_id: Name | None = None
-    """Id of a call; the output of the call has the same id."""
+    """Id of a tool call; the call and its output have the same id."""
     name: Name | None = None
     """Name of the called function; for an output of an unknown type, the name of that type."""
     namespace: Name | None = None
@@ -51,11 +51,11 @@ class Item(Schema):
     arguments: str | None = None
     """Arguments of a call, as JSON text."""
     input: str | None = None
-    """Input text of a call of a custom tool."""
+    """Input text of a custom tool's call."""
     output: Content | None = None
-    """Result of a call."""
+    """Result of a tool call."""
     id: str | None = None
-    """Id of the item; in an 'item_reference', the id of an item of an earlier response."""
+    """Id of the item; for type 'item_reference', the id of an item of an earlier response."""
     status: str | None = None
     """Stored unchanged."""
 
@@ -79,14 +79,14 @@ KNOWN_ITEMS = {
     "reasoning": (),
     "item_reference": ("id",),
 }
-"""Supported types of items, and the required fields of each type."""
+"""Maps every supported type of item to its required fields."""
 _MARKS = ("type", "id", "call_id", "status")
 
 
 def as_known_item(values: dict[str, Any]) -> dict[str, Any]:
-    """Convert an item of another type to a call, an output or a message, if possible.
+    """Convert an item of an unsupported type to a call, an output or a message, if possible.
 
-    Otherwise return only the item's type; such an item is ignored.
+    If the item can't be converted, return only its type; such an item is ignored.
     """
     kind = values.get("type")
     if kind is None and values.get("role") is None and isinstance(values.get("id"), str):
@@ -115,7 +115,7 @@ def as_known_item(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """Return a tool's output as text, without images, because their data would exceed any context."""
+    """Return a tool's arguments or output as JSON text, without images, whose data would exceed any context."""
     if isinstance(value, dict):
         value = {name: each for name, each in value.items() if not (isinstance(each, str) and each[:5] == "data:")}
     try:
@@ -129,7 +129,7 @@ _Items = Annotated[list[Item], Field(fail_fast=True)]
 
 
 class TextFormat(Schema):
-    """The form of the answer's text."""
+    """Format that the answer's text must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     """Whether the answer is any text, a JSON object, or JSON that matches a schema."""
@@ -140,15 +140,15 @@ class TextFormat(Schema):
     schema_: Annotated[dict[str, Any] | bool | None, Field(alias="schema")] = None
     """The schema."""
     strict: bool | None = None
-    """Whether to put whitespace where Python's json puts it, so that more tokens are forced. A schema is always
-    enforced."""
+    """Whether JSON must have the whitespace that Python's json module writes, so that more tokens are forced. The
+    schema is enforced even if this is false."""
 
 
 class TextOptions(Schema):
-    """Options of the answer's text."""
+    """Options for the text of the answer, namely its format."""
 
     format: TextFormat | None = None
-    """Form of the text."""
+    """Format that the answer's text must have."""
 
 
 class ReasoningOptions(Schema):
@@ -166,12 +166,12 @@ def _known_of_include(names: list[str]) -> list[str]:
 
 
 class ResponsesRequest(AnyRequest):
-    """A conversation to continue, as items."""
+    """Request to continue a conversation that is given as items."""
 
     input: Annotated[_Items, BeforeValidator(_AS_ITEMS, json_schema_input_type=str | _Items)]
     """Text of the user, or the conversation's items from the first to the latest."""
     instructions: str | None = None
-    """The system message, placed first."""
+    """System message, placed at the start of the conversation."""
     previous_response_id: Name | None = None
     """Id of an earlier response, whose conversation precedes the input."""
     store: bool = True
@@ -185,7 +185,7 @@ class ResponsesRequest(AnyRequest):
     parallel_tool_calls: bool = True
     """Whether an answer that must call a tool may make several calls."""
     text: TextOptions | None = None
-    """Options of the answer's text."""
+    """Options for the text of the answer, namely its format."""
     reasoning: ReasoningOptions | None = None
     """Options of reasoning."""
     metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
@@ -196,8 +196,8 @@ class ResponsesRequest(AnyRequest):
     include: Annotated[list[str], AfterValidator(_known_of_include)] | None = None
     """Additional output: 'reasoning.encrypted_content' or 'message.output_text.logprobs'; other values are ignored."""
     truncation: Literal["auto", "disabled"] | None = None
-    """With 'auto', the earliest items are left out of a conversation that exceeds the context."""
+    """'auto' leaves out the earliest items of a conversation that exceeds the model's context."""
     background: Literal[False] = False
     """Only false."""
     chat_template_kwargs: TemplateOptions | None = None
-    """Variables of the model's chat template."""
+    """Values for variables of the model's chat template."""

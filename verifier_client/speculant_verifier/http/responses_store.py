@@ -16,7 +16,7 @@ from speculant_graph.serving.access import Principal
 from speculant_verifier.http.responses_schemas import Item
 
 _MAX_CHARACTERS = 64_000_000
-"""Maximum number of characters of all stored items, as JSON."""
+"""Maximum total size of all stored items as JSON, in characters."""
 _VERSION = "s1"
 
 
@@ -25,19 +25,19 @@ class StoredResponse:
     """A finished response."""
 
     tenant: str
-    """Tenant of the response."""
+    """Tenant to which the response belongs."""
     items: tuple[Item, ...]
-    """Items of the response's conversation, including its output."""
+    """All items of the response's conversation, including the response's output."""
     answer: dict[str, Any]
     """JSON object of the response, as sent to the client."""
     num_output: int
-    """Number of items at the end that are the response's output."""
+    """Number of items at the end of ``items`` that are the response's output."""
     size: int
     """Size of the items as JSON, in characters."""
 
 
 class ResponseStore:
-    """Keeps the latest conversations in memory, each for its tenant only. Use it only in the event loop."""
+    """Keeps the latest conversations in memory, each for its tenant only. Must be used only in the event loop."""
 
     def __init__(self, max_characters: int = _MAX_CHARACTERS) -> None:
         """Begin empty.
@@ -120,8 +120,8 @@ class ResponseStore:
 class Seal:
     """Signs reasoning, so that clients can store it and send it back but can't forge it.
 
-    Each process draws its own key, so it rejects reasoning that another process sealed. The seal does not keep
-    reasoning secret, because reasoning is also returned as plain text.
+    Each process draws its own key, and rejects reasoning that another process sealed. The seal does not keep reasoning
+    secret, because reasoning is also returned as plain text.
     """
 
     def __init__(self) -> None:
@@ -129,12 +129,12 @@ class Seal:
         self._key = secrets.token_bytes(32)
 
     def closed(self, tenant: str, reasoning: str) -> str:
-        """Seal reasoning; only :meth:`opened` with the same tenant accepts the result."""
+        """Return sealed reasoning, which :meth:`opened` accepts only for the same tenant."""
         content = reasoning.encode(errors="replace")
         return f"{_VERSION}.{base64.urlsafe_b64encode(self._sign(tenant, content) + content).decode()}"
 
     def opened(self, tenant: str, sealed: str) -> str | None:
-        """Return the reasoning; None if this process did not seal it for this tenant."""
+        """Return the reasoning in a sealed text; None if this process did not seal it for this tenant."""
         version, _, text = sealed.partition(".")
         if version != _VERSION:
             return None

@@ -1,6 +1,6 @@
-"""Request objects of OpenAI's API. A null field counts as absent.
+"""Request objects of OpenAI's API. A field with the value null counts as absent.
 
-For unknown fields see :mod:`speculant_verifier.http.fields`.
+:mod:`speculant_verifier.http.fields` describes the treatment of unknown fields.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ TopP = Annotated[float, Field(ge=0, le=1)]
 """Probability mass of top-p sampling; 0 keeps only the most probable token."""
 NumTop = Annotated[int, Field(ge=0, le=20)]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""Chat templates know low, medium and high; every other effort is mapped to the nearest of these."""
+"""Reasoning effort of a request. Chat templates know low, medium and high; every other effort is mapped to the nearest
+of these."""
 TemplateOptions = Annotated[dict[str, Any], Field(max_length=64)]
-"""Variables of a chat template."""
+"""Values for variables of a chat template, by name."""
 NumTokens = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 _NAMES_HERE = {"k": "node_budget"}
-"""Maps draft settings to their names in requests, unless this name is ``draft_`` plus the setting's name."""
+"""Maps draft settings to their names in requests, if that name is not ``draft_`` plus the setting's name."""
 
 
 def _placed(setting: str, options: Container[str], where: str = "") -> str:
@@ -68,14 +69,14 @@ def _placed(setting: str, options: Container[str], where: str = "") -> str:
 
 
 class SpeculantOptions(Schema):
-    """Speculation options of this request."""
+    """Speculative-decoding options of this request."""
 
     refuses_unknown = True
 
     @model_validator(mode="before")
     @classmethod
     def _without_settings(cls, values: Any) -> Any:
-        """Refuse the server's draft settings; the error names the request's option if there is one."""
+        """Refuse draft settings of the server; the error names the matching option of requests, if there is one."""
         if not isinstance(values, dict):
             return values
         others = DraftConfig.model_fields.keys() - cls.model_fields.keys()
@@ -88,36 +89,36 @@ class SpeculantOptions(Schema):
         return values
 
     rule: RuleName | None = None
-    """Verification rule; with 'follow' the text depends only on prompt, settings and seed."""
+    """Verification rule; with 'follow', the text depends only on the prompt, the settings and the seed."""
     speculation: Literal["auto", "on", "off"] | None = None
-    """Whether to use drafts: 'auto' uses as many as pay, 'on' as many as allowed, and 'off' none."""
+    """Whether to use drafts: 'auto' drafts as many tokens as pay off, 'on' as many as allowed, and 'off' none."""
     node_budget: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Maximum number of tokens drafted per step; at most the server's draft.k."""
     max_depth: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    """Longest drafted path in tokens; at most the server's draft.max_depth."""
+    """Maximum length of a drafted path, in tokens; at most the server's draft.max_depth."""
     draft_temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Temperature at which drafts are sampled, if the server's strategy is 'sampling'."""
     draft_n: Annotated[int, Field(ge=2, lt=2**31)] | None = None
     """Length in tokens of the longest n-gram, if the server's strategy is 'nasd'; at most the server's draft.n."""
     draft_filler_top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Number of the model's top tokens that 'nasd' learns; at most the server's draft.filler_top_k."""
+    """Number of the model's top tokens that the strategy 'nasd' learns; at most the server's draft.filler_top_k."""
     draft_stop_if_unknown: bool | None = None
-    """Whether a draft by 'nasd' ends at an unknown context."""
+    """Whether a draft by the strategy 'nasd' ends at a context that the strategy does not know."""
     tenant: Name | None = None
-    """Tenant of the text; drafts use learned text only from this tenant's earlier requests."""
+    """Tenant to which the text belongs; drafts use learned text only from this tenant's earlier requests."""
     graph: Name | None = None
-    """Name of the drafter's graph to use instead of the server's choice."""
+    """Name of the graph from which the drafter drafts, instead of the server's choice."""
     graphs: Annotated[list[Name], Field(min_length=1)] | None = None
-    """Names of the drafter's graphs, used as layers; at most four."""
+    """Names of up to four graphs of the drafter, which are used as layers."""
     learn: bool | None = None
     """Whether the drafter learns this request's accepted text for the tenant's later requests."""
 
 
 class StreamOptions(Schema):
-    """Options of a stream; without a stream they have no effect."""
+    """Options of a streamed answer; they have no effect if the answer is not streamed."""
 
     include_usage: bool = False
-    """Whether the stream ends with a chunk that has no choices but contains the token counts of all choices."""
+    """Whether the stream ends with a chunk that contains the token counts of all choices, and no choices."""
 
 
 class JsonSchema(Schema):
@@ -130,21 +131,21 @@ class JsonSchema(Schema):
     schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")] = True
     """The schema; if it is absent, any JSON is allowed."""
     strict: bool = False
-    """Whether to put whitespace where Python's json puts it, so that more tokens are forced. A schema is always
-    enforced."""
+    """Whether JSON must have the whitespace that Python's json module writes, so that more tokens are forced. The
+    schema is enforced even if this is false."""
 
 
 class ResponseFormat(Schema):
-    """The form of an answer."""
+    """Format that the answer must have."""
 
     type: Literal["text", "json_object", "json_schema"]
     """Whether the answer is any text, a JSON object, or JSON that matches a schema."""
     json_schema: JsonSchema | None = None
-    """The schema for type 'json_schema'."""
+    """JSON schema that the answer must match, for type 'json_schema'."""
 
 
 class StructuredOutputs(Schema):
-    """The form of an answer, with vLLM's field names; exactly one field must be set."""
+    """Format that the answer must have, with vLLM's field names; exactly one field must be set."""
 
     refuses_unknown = True
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
@@ -152,7 +153,7 @@ class StructuredOutputs(Schema):
     regex: Annotated[str, Field(min_length=1)] | None = None
     """Regular expression that the whole answer matches."""
     choice: Annotated[list[Word], Field(min_length=1, max_length=_MAX_BIASES, fail_fast=True)] | None = None
-    """Texts of which the answer is one."""
+    """Texts from which the answer is chosen."""
     grammar: Annotated[str, Field(min_length=1)] | None = None
     """Grammar of the answer, in llguidance's variant of Lark."""
 
@@ -166,7 +167,7 @@ class SpeculantRequest(Schema):
     """Base class of requests that may contain the object ``speculant``."""
 
     speculant: SpeculantOptions | None = None
-    """Speculation options of this request."""
+    """Speculative-decoding options of this request."""
 
     @model_validator(mode="before")
     @classmethod
@@ -188,7 +189,7 @@ class AnyRequest(SpeculantRequest):
     """Fields that all requests of OpenAI's API share."""
 
     model: str
-    """The model's name, as in /v1/models."""
+    """Name of the model, as listed by /v1/models."""
     stream: bool = False
     """Whether to stream the answer as server-sent events."""
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -199,7 +200,7 @@ class AnyRequest(SpeculantRequest):
         Annotated[int, Field(ge=0, lt=2**63)] | None,
         BeforeValidator(_none_if_drawn, json_schema_input_type=Annotated[int, Field(ge=-1, lt=2**63)] | None),
     ] = None
-    """Seed of the random stream. If it is absent or -1, the server draws a seed and returns it."""
+    """Seed of the random numbers for sampling. If the seed is absent or -1, the server draws a seed and returns it."""
     refused = REFUSED
 
     @model_validator(mode="wrap")
@@ -210,36 +211,36 @@ class AnyRequest(SpeculantRequest):
 
 
 class GenerationRequest(AnyRequest):
-    """Fields that chats and completions share."""
+    """Fields that chat requests and completion requests share."""
 
     stream_options: StreamOptions | None = None
-    """Options of a stream."""
+    """Options of a streamed answer."""
     max_tokens: NumTokens | None = None
     """Maximum number of new tokens."""
     n: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Number of samples of each prompt; sample i uses the seed plus i."""
     stop: _Stop | None = None
-    """Stop texts; the answer ends before the first of them."""
+    """Stop texts; the answer ends before the first stop text that occurs."""
     logit_bias: _Biases | None = None
     """Numbers that are added to the logits of tokens, by token id."""
     presence_penalty: _Penalty | None = None
-    """Number that is subtracted from the logits of all emitted tokens."""
+    """Number that is subtracted once from the logit of every token that was already emitted."""
     frequency_penalty: _Penalty | None = None
-    """Number that is subtracted from a token's logit once for each time it was emitted."""
+    """Number that is subtracted from a token's logit once for each time that the token was emitted."""
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     """Number of most probable tokens to sample from; 0 and -1 keep all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     """Drop tokens whose probability is below this share of the most probable token's probability."""
     repetition_penalty: Annotated[float, Field(gt=0, le=1000)] | None = None
-    """Penalty on tokens that are already in the sequence; above 1, they become less probable."""
+    """Penalty on tokens that are already in the sequence; values above 1 make these tokens less probable."""
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Minimum number of new tokens before an end token is allowed."""
     ignore_eos: bool = False
-    """Whether to continue after the model's end tokens."""
+    """Whether generation continues after the model's end tokens."""
     stop_token_ids: Annotated[list[_Token], Field(max_length=128, fail_fast=True)] | None = None
     """Tokens that end the text, in addition to the model's end tokens."""
     structured_outputs: StructuredOutputs | None = None
-    """The form of the answer."""
+    """Format that the answer must have."""
 
 
 class ContentPart(Schema):
@@ -253,7 +254,7 @@ class ContentPart(Schema):
     refusal: str | None = None
     """Text of a part of type 'refusal'."""
     filename: str | None = None
-    """Name of a file."""
+    """Name of the file, in a part that contains a file."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -262,12 +263,12 @@ class ContentPart(Schema):
 
     @property
     def is_text(self) -> bool:
-        """Whether the part is text."""
+        """Whether the part of the content is text."""
         return self.type in _TEXTUAL or self.type == "refusal"
 
     @property
     def readable(self) -> str:
-        """The part as text for the model."""
+        """The part's text, or a placeholder for the model if the part is not text."""
         if self.is_text:
             return self.text or self.refusal or ""
         name = "" if self.filename is None else f" '{self.filename}'"
@@ -284,7 +285,7 @@ _KINDS = {
 }
 
 Content = str | Annotated[list[ContentPart], Field(fail_fast=True)]
-"""Text, as a whole or in parts."""
+"""Content of a message: one text, or a list of parts."""
 
 
 def text_of(content: Content | None) -> str:
@@ -293,7 +294,7 @@ def text_of(content: Content | None) -> str:
 
 
 def unreadable_part(content: Content | None) -> tuple[int, ContentPart] | None:
-    """Return the first part that is not text, and its index; None if there is none."""
+    """Return the index of the first part that is not text, and the part; None if all parts are text."""
     parts: Sequence[ContentPart] = () if content is None or isinstance(content, str) else content
     return next(((index, part) for index, part in enumerate(parts) if not part.is_text), None)
 
@@ -304,13 +305,14 @@ class ChatMessage(Schema):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     """The author's role."""
     content: Content | None = None
-    """The content; the texts of parts are joined by line feeds. It may be missing from an assistant's message."""
+    """Content of the message; the texts of parts are joined by line feeds. An assistant's message may lack the
+    content."""
     name: str | None = None
     """Author's name, for chat templates that use names."""
     reasoning_content: str | None = None
-    """Reasoning before an answer, for chat templates that use it."""
+    """Reasoning before an assistant's answer, for chat templates that use reasoning."""
     reasoning: str | None = None
-    """Another name of reasoning_content."""
+    """Another name for the field reasoning_content."""
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     """Tool calls of an assistant's message."""
     tool_call_id: Name | None = None
@@ -321,11 +323,11 @@ class ChatMessage(Schema):
 
     @property
     def any_reasoning(self) -> str | None:
-        """Reasoning, from either of its two fields."""
+        """Reasoning of the message, from ``reasoning_content`` or, if that is absent, from ``reasoning``."""
         return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message for the chat template, without calls."""
+        """Return the message in the form that the chat template expects, without tool calls."""
         content = text_of(self.content) or self.refusal or ""
         known = {"role", "name", "tool_call_id"}
         message = {**self.model_dump(exclude_none=True, include=known), "content": content}
@@ -335,12 +337,12 @@ class ChatMessage(Schema):
 
 
 class Prediction(Schema):
-    """Text that the answer may resemble."""
+    """Predicted output: text that the answer may resemble."""
 
     type: Literal["content"]
     """'content'."""
     content: Content
-    """The text; parts are joined without separators."""
+    """The predicted text; parts are joined without separators."""
 
     @property
     def text(self) -> str:
@@ -349,18 +351,18 @@ class Prediction(Schema):
 
 
 class ChatRequest(GenerationRequest):
-    """A conversation to continue."""
+    """Request to continue a conversation."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-    """Messages, from the first to the latest."""
+    """Messages of the conversation, from the first to the latest."""
     max_completion_tokens: NumTokens | None = None
-    """The newer name of max_tokens."""
+    """Newer name for the field max_tokens."""
     logprobs: bool = False
-    """Whether to return the log-probability of every token."""
+    """Whether to return the log-probability of every token of the answer."""
     top_logprobs: NumTop | None = None
     """Number of most probable tokens per position whose log-probabilities are also returned."""
     response_format: ResponseFormat | None = None
-    """The form of the answer."""
+    """Format that the answer must have."""
     prediction: Prediction | None = None
     """Text that the answer may resemble, such as a file to edit; drafts also come from this text."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -372,7 +374,7 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: ReasoningEffort | None = None
     """Reasoning effort, for models whose chat template supports it."""
     chat_template_kwargs: TemplateOptions | None = None
-    """Variables of the model's chat template."""
+    """Values for variables of the model's chat template."""
     modalities: list[Literal["text"]] | None = None
     """Only 'text'."""
 
@@ -386,10 +388,10 @@ class CompletionRequest(GenerationRequest):
         | _Tokens
         | Annotated[list[_Tokens], Field(min_length=1, max_length=_MAX_PROMPTS, fail_fast=True)]
     )
-    """Text, a list of texts, token ids, or a list of lists of token ids."""
+    """Prompts to continue: a text, a list of texts, token ids, or a list of lists of token ids."""
 
     def prompts(self) -> list[str | list[int]]:
-        """Return the prompts one by one."""
+        """Return the prompts as a list; each prompt is a text or a list of token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):

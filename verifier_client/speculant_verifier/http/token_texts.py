@@ -1,4 +1,4 @@
-"""Texts, bytes and log-probabilities of single tokens, in the format of answers."""
+"""Texts, bytes and log-probabilities of single tokens, in the format of the API's answers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from speculant_verifier.results import TokenLogprobs
 Fields = dict[str, Any]
 """A JSON object."""
 _LEAST = -9999.0
-"""Log-probability that represents minus infinity, which JSON lacks."""
+"""Log-probability that stands for minus infinity, which JSON can't represent."""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _WORD_START = "\u2581"  # SentencePiece
 
 
 class TokenTexts:
-    """Texts and bytes of single tokens; a token may be only part of a character."""
+    """Provides the texts and bytes of single tokens; a token may be only part of a character."""
 
     def __init__(self, target: TargetModel) -> None:
         """Read the vocabulary of the model's tokenizer."""
@@ -53,7 +53,7 @@ class TokenTexts:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
 
     def entries(self, tokens: Sequence[TokenLogprobs]) -> list[Fields]:
-        """Return the log-probability entries of tokens."""
+        """Return the log-probability entries of tokens, in the format of the API's answers."""
         return [
             self._entry(at.token_id, at.logprob)
             | {"top_logprobs": [self._entry(*top) for top in zip(at.top_token_ids, at.top_logprobs, strict=True)]}

@@ -1,4 +1,4 @@
-"""Request objects for tools, tool choices and tool calls, in chats and responses."""
+"""Request objects for tools, tool choices and tool calls, in chat requests and Responses requests."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _Type = Annotated[str, Field(min_length=1, max_length=256)]
 _ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 
 RUN_HERE = ("function", "custom")
-"""Types of tools that clients run. Tools that OpenAI's servers run are not supported and not shown to the model."""
+"""Types of the tools that clients run themselves. Tools that OpenAI's servers run are not supported and not shown to
+the model."""
 
 
 class Function(Schema):
     """A function that the model may call."""
 
     name: _ToolName
-    """Name of the function: letters, digits, '_', '-' and '.'."""
+    """Name of the function, which may contain letters, digits, '_', '-' and '.'."""
     description: str | None = None
-    """Description for the model."""
+    """Description of the tool, shown to the model."""
     parameters: dict[str, Any] | None = None
     """JSON schema of the object with the function's arguments."""
     strict: bool | None = None
@@ -32,7 +33,7 @@ class Function(Schema):
 
 
 class Grammar(Schema):
-    """A grammar for text."""
+    """A grammar that a text must match."""
 
     syntax: Literal["lark", "regex"]
     """Syntax of the grammar: 'lark' in llguidance's variant, or 'regex' in Rust's variant."""
@@ -43,17 +44,17 @@ class Grammar(Schema):
 class CustomFormat(Schema):
     """Format of a custom tool's input: any text, or text that matches a grammar.
 
-    In chats the grammar is a nested object.
+    In chat requests, the grammar is a nested object.
     """
 
     type: Literal["text", "grammar"] = "text"
     """Whether the input is any text, or text that matches a grammar."""
     grammar: Grammar | None = None
-    """In chats: the grammar, for type 'grammar'."""
+    """In chat requests: the grammar that the input must match, for type 'grammar'."""
     syntax: Literal["lark", "regex"] | None = None
-    """In responses: syntax of the grammar, for type 'grammar'."""
+    """In Responses requests: syntax of the grammar, for type 'grammar'."""
     definition: Annotated[str, Field(min_length=1)] | None = None
-    """In responses: the grammar, for type 'grammar'."""
+    """In Responses requests: the grammar that the input must match, for type 'grammar'."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -63,19 +64,19 @@ class CustomFormat(Schema):
 
     @property
     def given(self) -> Grammar | None:
-        """The grammar, if there is one."""
+        """Grammar that the input must match; None if any text is allowed."""
         if self.type == "grammar" and self.syntax is not None and self.definition is not None:
             return Grammar(syntax=self.syntax, definition=self.definition)
         return self.grammar if self.type == "grammar" else None
 
 
 class CustomTool(Schema):
-    """A tool that takes text."""
+    """A custom tool, whose input is text instead of a JSON object."""
 
     name: _ToolName
-    """Name of the tool: letters, digits, '_', '-' and '.'."""
+    """Name of the tool, which may contain letters, digits, '_', '-' and '.'."""
     description: str | None = None
-    """Description for the model."""
+    """Description of the tool, shown to the model."""
     format: CustomFormat | None = None
     """Format of the tool's input; if it is absent, any text is allowed."""
 
@@ -84,7 +85,7 @@ class Tool(Schema):
     """A tool that the model may call."""
 
     type: _Type
-    """'function' or 'custom'; tools of other types are left out."""
+    """Type of the tool: 'function' or 'custom'; tools of other types are left out of the prompt."""
     function: Function | None = None
     """The function, for type 'function'."""
     custom: CustomTool | None = None
@@ -102,16 +103,17 @@ class Tool(Schema):
 
 
 class FlatTool(Schema):
-    """A tool that the model may call, in the format of responses."""
+    """A tool that the model may call, in the format of the Responses API."""
 
     type: _Type
-    """'function', 'custom' or 'namespace'; tools of other types, which a server would run, are left out."""
+    """Type of the tool: 'function', 'custom' or 'namespace'. Tools of other types, which a server would run, are left
+    out."""
     name: _ToolName | None = None
-    """Name of the tool or the namespace: letters, digits, '_', '-' and '.'."""
+    """Name of the tool or the namespace, which may contain letters, digits, '_', '-' and '.'."""
     description: str | None = None
-    """Description for the model."""
+    """Description of the tool, shown to the model."""
     parameters: dict[str, Any] | None = None
-    """For a function: JSON schema of the object with its arguments."""
+    """For a function: JSON schema of the object with the function's arguments."""
     strict: bool | None = None
     """For a function: whether to refuse a schema that can't be enforced completely; used only if a grammar enforces the
     calls."""
@@ -132,35 +134,35 @@ class FlatTool(Schema):
 
 
 class Named(Schema):
-    """The name of a tool."""
+    """Object that names a tool."""
 
     name: Name
-    """Name of one of the tools."""
+    """Name of one of the request's tools."""
 
 
 class ChosenTool(Schema):
-    """Which tools may or must be called."""
+    """Tool choice that names the tools that the model may or must call."""
 
     type: _Type
-    """'function', 'custom' or 'allowed_tools'."""
+    """Type of the tool choice: 'function', 'custom' or 'allowed_tools'."""
     function: Named | None = None
-    """In chats: the function that must be called."""
+    """In chat requests: the function that the model must call."""
     custom: Named | None = None
-    """In chats: the custom tool that must be called."""
+    """In chat requests: the custom tool that the model must call."""
     name: Name | None = None
-    """In responses: the tool that must be called."""
+    """In Responses requests: the tool that the model must call."""
     namespace: Name | None = None
-    """In responses: the tool's namespace."""
+    """In Responses requests: the namespace of the tool that the model must call."""
     allowed_tools: AllowedTools | None = None
-    """In chats: the tools that may be called."""
+    """In chat requests: the tools that the model may call."""
     mode: Literal["auto", "required"] | None = None
-    """In responses: whether one of the allowed tools must be called."""
+    """In Responses requests: whether the model must call one of the allowed tools."""
     tools: list[ChosenTool] | None = None
-    """In responses: the tools that may be called."""
+    """In Responses requests: the tools that the model may call."""
 
     @property
     def allowed(self) -> AllowedTools | None:
-        """The tools that may be called; None if one tool is chosen."""
+        """The tools that the model may call; None if the choice names a single tool."""
         if self.type != "allowed_tools":
             return None
         return self.allowed_tools or AllowedTools(mode=self.mode or "auto", tools=self.tools or [])
@@ -180,31 +182,31 @@ class ChosenTool(Schema):
 
     @property
     def chosen_name(self) -> str:
-        """The tool's name in the prompt; empty if the type is not supported."""
+        """The chosen tool's name in the prompt; empty if the type is neither 'function' nor 'custom'."""
         named = self.function or self.custom
         name = named.name if named is not None else self.name or ""
         return flat_name(self.namespace, name) if self.type in RUN_HERE else ""
 
 
 class AllowedTools(Schema):
-    """The tools that may be called, as a subset of the request's tools."""
+    """The subset of the request's tools that the model may call."""
 
     mode: Literal["auto", "required"] = "auto"
-    """Whether one of these tools must be called."""
+    """Whether the model must call one of the allowed tools."""
     tools: list[ChosenTool]
-    """The tools that may be called."""
+    """The tools that the model may call."""
 
 
 ToolChoice = Literal["none", "auto", "required"] | ChosenTool
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """Return the name that a namespace's tool has in the prompt."""
+    """Return the name that a tool has in the prompt, with its namespace, if any, as a prefix."""
     return name if not namespace else f"{namespace.rstrip('_')}__{name}"
 
 
 def _type_alone(values: Any, known: tuple[str, ...]) -> Any:
-    """Return a tool unchanged, or only its type if the type is unknown, because such a tool may have any fields."""
+    """Return a tool unchanged; return only its type if that is unknown, because its fields may be of any kind."""
     if not isinstance(values, dict) or not isinstance(values.get("type"), str) or values["type"] in known:
         return values
     record_ignored(f"tool {values['type']}")
@@ -217,11 +219,11 @@ class CalledFunction(Schema):
     name: Name
     """The function's name."""
     arguments: str
-    """Arguments as JSON text, as the model wrote them."""
+    """Arguments of the function, as the JSON text that the model wrote."""
 
 
 class CalledCustomTool(Schema):
-    """A custom tool call and its input."""
+    """A called custom tool and its input."""
 
     name: Name
     """The tool's name."""
@@ -233,9 +235,9 @@ class ToolCall(Schema):
     """A tool call in an earlier answer."""
 
     id: Name
-    """Id of the call in the answer; the tool's message refers to it."""
+    """Id of the tool call; the message with the tool's output refers to this id."""
     type: Literal["function", "custom"] = "function"
-    """Type of the tool."""
+    """Type of the called tool."""
     function: CalledFunction | None = None
     """The function call, for type 'function'."""
     custom: CalledCustomTool | None = None

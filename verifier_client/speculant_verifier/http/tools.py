@@ -1,4 +1,4 @@
-"""Converts a request's tools to the prompt's tools, and to a grammar for answers that may or must call them."""
+"""Converts a request's tools to descriptions for the prompt, and to a grammar for answers with tool calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speculant_verifier.structured.grammar import LOOSE, example_of, form_of, gr
 from speculant_verifier.structured.json_schema import prepared
 
 _ANYTHING = {"type": "object"}
-"""Schema for the arguments of a function that has no schema."""
+"""JSON schema used for the arguments of a function that declares none."""
 INPUT = "input"
 """Name of a custom tool's only argument, if the model writes calls in JSON."""
 _TEXT = {
@@ -32,24 +32,25 @@ _TEXT = {
 
 @dataclass(frozen=True, slots=True)
 class UsableTool:
-    """A tool that the prompt describes."""
+    """A tool as the prompt describes it to the model."""
 
     name: str
     """Name of the tool in the prompt."""
     description: str
-    """Description for the model."""
+    """Description of the tool, shown to the model."""
     parameters: Mapping[str, Any] | None
-    """JSON schema of the tool's arguments; None if its input is plain text that matches ``grammar``."""
+    """JSON schema of the tool's arguments; None if a function declares no schema, or if the input is plain text that
+    matches ``grammar``."""
     is_custom: bool = False
-    """Whether the tool takes text, either as its only argument or as the whole call."""
+    """Whether the tool is a custom tool, which takes text as its only argument or as the whole call."""
     grammar: Grammar | None = None
-    """Grammar of the text; None if any text is allowed."""
+    """Grammar that a custom tool's text must match; None if any text is allowed."""
     is_strict: bool = False
-    """Whether the whole schema must be enforced."""
+    """Whether every keyword of the arguments' schema must be enforced."""
 
     @property
     def for_template(self) -> dict[str, Any]:
-        """The tool for the chat template."""
+        """The tool in the format that the chat template expects."""
         function: dict[str, Any] = {"name": self.name, "description": self.description}
         if self.parameters is not None or self.is_custom:
             function["parameters"] = self.parameters or {"type": "string"}
@@ -57,7 +58,7 @@ class UsableTool:
 
 
 def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[UsableTool]:
-    """Return the tools for the prompt, which are the tools that the client runs and that the model may call.
+    """Return the tools for the prompt: the tools of the request that the client runs and the model may call.
 
     Args:
         request: the request.
@@ -143,7 +144,7 @@ def must_call(request: ChatRequest) -> bool:
 def with_form(
     config: GenerationConfig, request: ChatRequest, tools: Sequence[UsableTool], style: CallStyle | None
 ) -> GenerationConfig:
-    """Return settings whose grammar forces a required call, or adds calls to the form of the answer.
+    """Return settings whose grammar forces a required call, or allows calls in addition to the answer's format.
 
     Args:
         config: settings of the request; their form applies to an answer without a call.
@@ -188,7 +189,7 @@ def _form_of(tool: UsableTool, spaces: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def examples(tools: Sequence[UsableTool], config: GenerationConfig, style: CallStyle | None) -> str:
-    """Return text that the answer may resemble: tool calls, and JSON of the answer's schema."""
+    """Return text that the answer may resemble: example tool calls, and example JSON of the answer's schema."""
     parts = []
     if style is not None and tools:
         parts.append(style.examples([(tool.name, tool.parameters or _ANYTHING) for tool in tools]))

@@ -1,9 +1,10 @@
 """Attention with arbitrary masks and gpt-oss's attention sinks, on CPU and GPU, without copying the KV cache.
 
-A sink is a learned logit per head that is part of the softmax but has no value. The fused kernels of torch return the
-logarithm of the softmax denominator (LSE). The sink can therefore be applied after the kernel, as one factor per query:
-``sum / (sum + exp(sink)) = sigmoid(log(sum) - sink)``. Query heads that share a KV head are "folded": they become
-additional queries of that head, so keys and values are not repeated.
+A sink is a learned logit per head that takes part in the softmax but has no value vector. The fused kernels of torch
+return the logarithm of the softmax denominator (LSE). The sink can therefore be applied after the kernel, as one factor
+per query: ``sum / (sum + exp(sink)) = sigmoid(log(sum) - sink)``, where ``sum`` is the softmax denominator without the
+sink. Query heads that share a KV head are "folded": they become additional queries of that head, so keys and values are
+not repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from transformers.masking_utils import sdpa_mask
 from speculant_verifier.cache.pass_layout import hidden_score
 
 IMPLEMENTATION = "speculant"
-"""Name of the implementation in transformers (gpt-oss rejects names that contain "sdpa")."""
+"""Name under which transformers knows this attention; gpt-oss rejects names that contain "sdpa"."""
 
 _ALIGNED_COLUMNS = 16  # alignment of mask rows for the GPU's kernel
 _LARGEST_ERROR = 0.05  # tolerance of the check on a GPU, whose kernels may round to bfloat16
@@ -37,23 +38,23 @@ def masked_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attend with an arbitrary mask; this is slower if gradients are required.
+    """Compute attention with an arbitrary mask; it is slower if gradients are required.
 
     Args:
         module: the attention layer (unused; part of the transformers interface).
-        query: ``[batch, heads, T, d]``.
-        key: ``[batch, kv_heads, L, d]``; it may be a view whose last dimension is contiguous.
-        value: ``[batch, kv_heads, L, d]``; it may be a view, like ``key``.
-        attention_mask: ``[batch, 1, T, L]``, or folded, ``[batch, 1, heads / kv_heads * T, L]``: bool, True = visible,
-            or numbers to add to the logits. None = causal. If the keys are split into n parts, part i has every n-th
-            key, starting at key i. The folded mask is then ``[batch, n * kv_heads, heads / kv_heads * T, L / n]``,
-            parts first.
+        query: queries ``[batch, heads, T, d]``.
+        key: keys ``[batch, kv_heads, L, d]``; the tensor may be a view whose last dimension is contiguous.
+        value: values ``[batch, kv_heads, L, d]``; the tensor may be a view, like ``key``.
+        attention_mask: mask ``[batch, 1, T, L]`` or, if folded, ``[batch, 1, heads / kv_heads * T, L]``: either bool
+            (True = visible) or numbers to add to the logits. None = causal. If the keys are split into n parts, part i
+            has every n-th key, starting at key i. With n parts, the folded mask is ``[batch, n * kv_heads, heads /
+            kv_heads * T, L / n]``, ordered by part and then by head.
         scaling: factor of the logits; default ``d ** -0.5``.
         dropout: ignored.
         s_aux: sink logits ``[heads]`` or None.
 
     Returns:
-        The result ``[batch, T, heads, d]``, and None in place of attention weights.
+        The attention output ``[batch, T, heads, d]``, and None in place of the attention weights.
     """
     batch, heads, length, dimensions = query.shape
     kv_heads = key.shape[1]
@@ -76,7 +77,7 @@ def masked_attention(
 
 
 def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
-    """Return a mask in additive form."""
+    """Return a mask as numbers to add to the logits."""
     length, columns = query.shape[2], key.shape[2]
     if mask is None:
         mask = torch.ones(length, columns, dtype=torch.bool, device=query.device).tril(columns - length)[None, None]
@@ -88,7 +89,7 @@ def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
 def _fused(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Attend with equal numbers of query and key heads; ``sinks`` broadcasts over ``[batch, kv_heads, queries]``."""
+    """Attend with as many query heads as key heads; ``sinks`` broadcasts over ``[batch, kv_heads, queries]``."""
     if sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     if _want_gradients(query, key, value, mask, sinks):
@@ -104,7 +105,7 @@ def _fused(
 def _fused_in_parts(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Attend to keys that the mask splits into several parts, which the kernel treats as separate heads."""
+    """Attend to keys in several parts, as the mask defines; the kernel treats the parts as separate heads."""
     heads = key.shape[1]
     num_parts = mask.shape[1] // heads
     key, value = (_parts_of(each, num_parts) for each in (key, value))
@@ -118,7 +119,7 @@ def _fused_in_parts(
 
 
 def _parts_of(states: Tensor, num_parts: int) -> Tensor:
-    """Split keys or values ``[batch, kv_heads, L, d]`` into ``[batch, n * kv_heads, L / n, d]``, a view on a GPU."""
+    """Split keys or values ``[batch, kv_heads, L, d]`` into ``[batch, n * kv_heads, L / n, d]``, on a GPU as a view."""
     batch, heads, length, size = states.shape
     parts = states.transpose(1, 2).reshape(batch, length // num_parts, num_parts * heads, size)
     return parts.transpose(1, 2)
@@ -127,7 +128,7 @@ def _parts_of(states: Tensor, num_parts: int) -> Tensor:
 def _with_logarithms(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attend; return the result ``[batch, heads, queries, d]`` and the LSE of every query, float32."""
+    """Return the attention output ``[batch, heads, queries, d]`` and the log-sum-exp of every query, float32."""
     logarithms: Tensor
     output: Tensor
     if query.device.type == "cpu":
@@ -149,13 +150,13 @@ def _want_gradients(*tensors: Tensor) -> bool:
 
 
 def _always_a_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Build the boolean mask that plain ``generate()`` needs; the shortcut None would lose the sliding window."""
+    """Return a boolean mask for plain ``generate()``, because the shortcut None would lose the sliding window."""
     kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     return sdpa_mask(*args, **kwargs)
 
 
 def register() -> str:
-    """Register the implementation with transformers; return its name for ``attn_implementation``."""
+    """Register this attention with transformers; return its name for ``attn_implementation``."""
     AttentionInterface.register(IMPLEMENTATION, masked_attention)
     AttentionMaskInterface.register(IMPLEMENTATION, _always_a_mask)
     return IMPLEMENTATION
@@ -187,10 +188,10 @@ def attends_in_parts(model: PreTrainedModel) -> bool:
 def _problem_of_kernels(model: PreTrainedModel, num_parts: int = 1) -> str:
     """Check the fused kernels once against a reference implementation, on the model's device and with its dtype.
 
-    The kernels are not a public interface of torch, so a release or a device may lack them.
+    The fused kernels are not public functions of torch, so a torch release or a device may lack them.
 
     Returns:
-        The problem; empty if the kernels work.
+        A description of the problem; empty if the kernels work.
     """
     generator = torch.Generator().manual_seed(0)
     numbers = torch.randn(3, 2, 2, 32, 64, generator=generator).to(model.device, model.dtype)

@@ -1,4 +1,4 @@
-"""Loads checkpoints: chooses dtype and device, rejects unsupported models, and raises errors that contain a fix."""
+"""Loads checkpoints: chooses dtype and device, rejects unsupported models, and raises errors that suggest a fix."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def prepare_cpu(config: VerifierConfig) -> None:
 def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: bool = True) -> PreTrainedModel:
     """Load all weights with the requested dtype, and place them on their device.
 
-    MXFP4 weights stay packed if transformers has kernels for the GPU, or if they are streamed; otherwise they are
+    Weights in MXFP4 stay packed if they are streamed or transformers has GPU kernels for them; otherwise they are
     decoded.
 
     Args:
@@ -250,8 +250,8 @@ def sliding_layers(config: PreTrainedConfig, name: str) -> tuple[bool, ...]:
 def choose_experts(model: PreTrainedModel) -> None:
     """Use grouped matrix products for experts, if the model supports it.
 
-    The alternative 'batched_mm' copies expert weights once per token. A pass over a draft would then cost as much as
-    one pass per token.
+    The alternative 'batched_mm' copies expert weights once per token. With 'batched_mm', a pass over a draft would cost
+    as much as one pass per token.
     """
     if model._can_set_experts_implementation():
         model.set_experts_implementation(_EXPERTS_IMPLEMENTATION)

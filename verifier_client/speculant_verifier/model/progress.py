@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 _DELAY_S = 2.0
-"""Delay before a bar is shown, in seconds."""
+"""Delay before a progress bar is shown, in seconds."""
 
 
 def quiet_transformers() -> None:
@@ -22,7 +22,7 @@ def quiet_transformers() -> None:
 
 @contextmanager
 def patient_progress() -> Iterator[None]:
-    """Show transformers' progress bars only on a terminal, and only for long loads."""
+    """Show transformers' progress bars only on a terminal, and only if loading takes long."""
     from transformers.utils import logging as bars
 
     def make(factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -1,9 +1,9 @@
 """Records passes as CUDA graphs, so that one launch replays a pass that otherwise needs thousands of kernel launches.
 
-A pass of gpt-oss-20b launches about 2,100 kernels. If each kernel is launched separately, a pass over few tokens takes
-several times as long on the host as on the GPU. A CUDA graph has fixed shapes and addresses. Passes are therefore
-padded to a few shapes (:class:`~speculant_verifier.cache.CacheLayout`), and changing inputs are copied into the graph's
-tensors.
+A pass of gpt-oss-20b launches about 2,100 kernels. In a pass over few tokens, launching every kernel separately takes
+several times as long as running the kernels on the GPU. A CUDA graph has fixed shapes and addresses. Passes are
+therefore padded to a few shapes (:class:`~speculant_verifier.cache.CacheLayout`), and changing inputs are copied into
+the graph's tensors.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from speculant_verifier.cache import ForwardPlan, SlotCache
 from speculant_verifier.cache.pass_layout import Placement
 
 NUM_UNSTEADY = 2
-"""Maximum number of passes of a shape before replays begin. The very first pass of the model runs normally, and one
-pass of each shape is recorded."""
+"""Maximum number of passes of one shape that run before its recording is replayed. The very first pass of the model
+runs normally, and one pass of each shape is recorded."""
 _MOST_RECORDINGS = 96
 """Maximum number of recordings of one cache; beyond it, the least recently used recording is dropped."""
 
 Compute = Callable[[Tensor, ForwardPlan, SlotCache], Tensor]
-"""Runs a pass: it takes token ids ``[n, T]``, the plan of the pass and the cache, and returns logits ``[n, T, V]``."""
+"""Function that runs a pass of token ids ``[n, T]`` with a plan and a cache, and returns logits ``[n, T, V]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class _Recording:
     graph: torch.cuda.CUDAGraph
     token_ids: Tensor
     plan: ForwardPlan
-    """The plan whose tensors the graph reads, in addition to the token ids."""
+    """Plan with the tensors that the CUDA graph reads, in addition to the token ids."""
     output: Tensor
 
 
 class PassRecorder:
-    """Runs passes, and records new shapes. Not thread-safe."""
+    """Runs passes by replaying CUDA graphs, and records each new shape of pass. Not thread-safe."""
 
     def __init__(self, compute: Compute) -> None:
         """Start without recordings.
@@ -51,15 +51,15 @@ class PassRecorder:
         self._compute = compute
         self._pool: Any = None
         self._output: Tensor | None = None
-        """Output buffer that all recordings share, because only one of them runs at a time. None before the first
-        pass."""
+        """Output buffer that all recordings share, because only one of them runs at a time. The buffer is None before
+        the first pass."""
         self._vocabulary_size = 0
         self._is_usable = True
         self.is_steady = False
-        """Whether the latest pass took as long as later passes of the same shape will take."""
+        """Whether the latest pass was as fast as later passes of the same shape will be."""
 
     def run(self, token_ids: Tensor, plan: ForwardPlan, cache: SlotCache) -> Tensor:
-        """Run a pass that has just been planned.
+        """Run the pass that the cache has just planned.
 
         Returns:
             Logits ``[n, T, V]``, which later passes do not overwrite.
@@ -129,5 +129,5 @@ def _inputs(token_ids: Tensor, plan: ForwardPlan) -> tuple[Tensor, ...]:
 
 
 def _fixed(placement: Placement | None) -> Placement | None:
-    """Return a placement of the same shape whose slots can be changed."""
+    """Return a copy of a placement whose slots can be overwritten before every replay."""
     return None if placement is None else replace(placement, slots=placement.slots.clone(), run=None)

@@ -37,10 +37,10 @@ from speculant_verifier.structured import Grammar, Grammars, form_of
 PREFILL_CHUNK = 512
 """Maximum number of prompt tokens that are prefilled between two steps of the running sequences."""
 _UNTOUCHED = 256e6
-"""Maximum number of bytes that are kept free for temporary allocations."""
+"""Maximum number of bytes of memory that are kept free for temporary allocations."""
 _UNTOUCHED_SHARE = 0.05
-"""Share of the memory available to this process that is kept free instead, if it is less. This is so on small machines
-and in small containers."""
+"""Share of this process's available memory that is kept free if this is less than ``_UNTOUCHED`` bytes, as on small
+machines and in small containers."""
 
 
 class TargetModel:
@@ -92,12 +92,12 @@ class TargetModel:
         )
         """Layout of the model's KV caches."""
         self.offload: Offload | None = getattr(model, OFFLOAD, None)
-        """Streams weights that do not fit into memory; None if all weights fit."""
+        """Object that streams the weights that do not fit into memory; None if all weights fit."""
         self.stall_s = 0.0
-        """Seconds that passes waited for weights; 0 if all weights are in memory."""
+        """Total seconds for which passes waited for weights; 0 if all weights are in memory."""
         self._recorder = PassRecorder(self._compute) if self.layout.rounds else None
         self.is_steady = self._recorder is None
-        """Whether the latest pass took as long as later passes of the same shape will take."""
+        """Whether the latest pass was as fast as later passes of the same shape will be."""
         self.vocabulary_size: int = config.vocab_size
         self.max_length: int = config.max_position_embeddings
         self.end_token_ids = _end_token_ids(model, tokenizer)
@@ -120,7 +120,7 @@ class TargetModel:
         )
 
     def with_weights(self, model: PreTrainedModel) -> TargetModel:
-        """Return the same target with other weights of the same architecture."""
+        """Return a target with the same tokenizer and name, but other weights of the same architecture."""
         return TargetModel(model, self._tokenizer, self.name, self._fingerprint)
 
     @property
@@ -136,7 +136,7 @@ class TargetModel:
 
     @cached_property
     def decode(self) -> Callable[[Sequence[TokenId]], str]:
-        """Function that returns the text of token ids, including control tokens."""
+        """Function that converts token ids to text, including control tokens."""
         return cast("Callable[[Sequence[TokenId]], str]", partial(self.tokenizer.decode, skip_special_tokens=False))
 
     @property
@@ -155,7 +155,7 @@ class TargetModel:
         self._grammars.prepare()
 
     def grammar(self, config: GenerationConfig, prompt: Sequence[TokenId]) -> Grammar | None:
-        """Return the compiled grammar of a prompt's output; None if the output is unconstrained. Thread-safe.
+        """Return the compiled grammar that constrains a prompt's output; None if it is unconstrained. Thread-safe.
 
         The first call takes seconds, later calls take milliseconds; results are cached.
 
@@ -169,17 +169,17 @@ class TargetModel:
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
+        """Device that holds the model's weights."""
         return self.layout.device
 
     @property
     def num_unsteady(self) -> int:
-        """Maximum number of initial passes of a shape that take longer than its later passes."""
+        """Maximum number of initial passes of a shape that are slower than its later passes."""
         return 0 if self._recorder is None else NUM_UNSTEADY
 
     @property
     def typical_cost(self) -> RowCurve:
-        """Cost of passes that is assumed if no cost was measured, in an arbitrary unit."""
+        """Cost curve of passes that is assumed without a measurement, in arbitrary units."""
         return RowCurve(CURVES[self.typical_curve])
 
     @property
@@ -194,9 +194,9 @@ class TargetModel:
             self.offload.close()
 
     def spare_bytes(self) -> int | None:
-        """Return the free memory in bytes minus the reserve, which may be negative; None if unknown.
+        """Return the free memory minus a reserve, in bytes; it may be negative, and is None if unknown.
 
-        For a GPU the result is None, because a GPU reports lack of memory by errors and needs no polling.
+        On a GPU the result is None: a GPU reports lack of memory by errors, so polling is not needed.
         """
         free = available_bytes() if self.device.type == "cpu" else None
         if free is None:
@@ -215,7 +215,7 @@ class TargetModel:
                 ctypes.CDLL(None).malloc_trim(0)
 
     def new_cache(self, num_rows: int, *, widest_pass: int | None = None) -> SlotCache:
-        """Return an empty cache (see :class:`~speculant_verifier.cache.SlotCache`).
+        """Return an empty KV cache for this model (see :class:`~speculant_verifier.cache.SlotCache`).
 
         Args:
             num_rows: number of sequences.
@@ -238,7 +238,7 @@ class TargetModel:
         num_written: int = 0,
         num_before: int = 0,
     ) -> Tensor:
-        """Run one pass over pending tokens and the drafts below them; ``commit_all`` commits the result.
+        """Run one pass over pending tokens and the drafts below them; ``commit_all`` then commits accepted nodes.
 
         Args:
             pending: per row, the tokens that are not yet in the cache, at least one.
@@ -246,13 +246,13 @@ class TargetModel:
             rows: the cache's rows, in the same order.
             drafts: per row, the tree below the last pending token; None for no drafts.
             num_written: number of tokens and nodes that earlier passes wrote since the last commit, equal for all rows.
-                If it is not 0, it includes all pending tokens, and the pass computes only the remaining nodes.
+                A number above 0 includes all pending tokens, and the pass then computes only the remaining nodes.
             num_before: number of pending tokens, before the last pending token, for which logits are also returned.
 
         Returns:
-            Logits ``[n, num_before + 1 + longest draft, V]`` on the model's device: for the last ``num_before + 1``
-            pending tokens and for every draft node. Logits before a row's first pending token or beyond its draft are
-            meaningless. If ``num_written`` is not 0: logits ``[n, T, V]`` of the new nodes.
+            Logits ``[n, num_before + 1 + longest draft, V]`` on the model's device, of the last ``num_before + 1``
+            pending tokens and of every draft node. Logits before a row's first pending token or beyond its draft are
+            meaningless. If ``num_written`` is not 0, only the logits of the new nodes are returned, ``[n, T, V]``.
         """
         if num_written:
             return self._run(pending, cache, rows, drafts, 0, num_written)
@@ -340,7 +340,7 @@ class TargetModel:
 
 
 def _can_be_recorded(model: PreTrainedModel) -> bool:
-    """Return whether passes can be recorded, because no operation in a pass synchronises with the GPU."""
+    """Return whether passes can be recorded as CUDA graphs, which requires that no operation waits for the GPU."""
     has_experts = bool(getattr(model.config.get_text_config(), "num_local_experts", 0))
     # With other dtypes, torch's grouped matrix product reads the number of tokens per expert from the GPU.
     is_unbroken = not has_experts or model.dtype == torch.bfloat16

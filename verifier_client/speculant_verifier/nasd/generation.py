@@ -3,14 +3,15 @@
 The loop decodes one sequence, for study or comparison. With the strategies ``adaptive`` and ``tree``,
 :class:`~speculant_verifier.decoder.SpeculativeDecoder` also drafts from the sequence itself.
 
-Descriptions of NASD differ by one token in some places. These storages follow the paper's tables and examples:
+Published descriptions of NASD differ by one token in some places. These storages follow the paper's tables and
+examples:
 
 - An n-gram is a context of n - 1 tokens and its successor, so with n = 2 the context is one token.
   :class:`NGramStorage` has tables for the orders 2 to n; contexts in ``counts[order]`` have order - 1 tokens. (If the
   shortest contexts had two tokens, there would be no table for n = 2.)
 - ``update`` learns contexts of n - 1 tokens, the length that ``initialize`` and ``next_token`` use. (With contexts of n
-  tokens, it would not learn the first token after a prompt of n - 1 tokens.)
-- The context is always the *last* tokens of a sequence. ``next_token`` returns ``[batch, 1]``.
+  tokens, ``update`` would not learn the first token after a prompt of n - 1 tokens.)
+- The context is always the *last* tokens of a sequence. ``next_token`` returns tensors of shape ``[batch, 1]``.
 - A successor replaces the top token only when its count is higher; if both counts are equal, the top token stays.
 """
 
@@ -36,11 +37,11 @@ from speculant_verifier.nasd.nasd_drafter import DEFAULT_MAX_CONTEXTS, NGramCoun
 class INgramStorage(ABC):
     """Interface of n-gram storages, which store contexts and the tokens that followed them.
 
-    Subclass it for a custom storage.
+    A custom storage is a subclass of this interface.
     """
 
     def __init__(self, n: int, vocab_size: int) -> None:
-        """Check and store the sizes.
+        """Check and store ``n`` and ``vocab_size``.
 
         Args:
             n: number of tokens of the longest n-gram: its context and one successor.
@@ -60,8 +61,8 @@ class INgramStorage(ABC):
             input_ids: sequences, integers ``[batch, length]``.
 
         Returns:
-            The tokens, int64 ``[batch, 1]``, and whether each context was known, bool ``[batch, 1]``. After unknown
-            contexts, the tokens are random.
+            The predicted tokens, int64 ``[batch, 1]``, and whether each context was known, bool ``[batch, 1]``. After
+            an unknown context, the predicted token is random.
         """
 
     @abstractmethod
@@ -85,10 +86,10 @@ class INgramStorage(ABC):
 class NGramStorage(INgramStorage):
     """N-grams of 2 to n tokens with back-off: the longest known context of n - 1, n - 2, ... 1 tokens is used.
 
-    The storage consists of dictionaries. Inputs are tensors of any integer dtype on any device; results are on the same
-    device. Padding is not supported: every token of a row belongs to its sequence. All methods raise
+    The n-grams are stored in dictionaries. Inputs are tensors of any integer dtype on any device; results are on the
+    same device. Padding is not supported: every token of a row belongs to its sequence. All methods raise
     ``DraftRequestError`` for inputs that are not tensors, have a wrong shape or dtype, or contain tokens outside the
-    vocabulary. They check their inputs before they learn anything.
+    vocabulary. Every method checks its inputs before it learns anything.
     """
 
     _keeps_shorter_contexts: ClassVar[bool] = True
@@ -111,12 +112,12 @@ class NGramStorage(INgramStorage):
 
     @property
     def counts(self) -> Mapping[Any, Any]:
-        """How often each successor followed each context, by order; not a copy."""
+        """Counts of each context's successors, by n-gram order; the storage's own tables, not a copy."""
         return self._table.counts
 
     @property
     def ngrams(self) -> Mapping[Any, Any]:
-        """The token with the highest count after each context, by order; not a copy."""
+        """The most frequent successor of each context, by n-gram order; the storage's own tables, not a copy."""
         return self._table.most_frequent
 
     def next_token(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,7 +135,7 @@ class NGramStorage(INgramStorage):
         )
 
     def update(self, input_ids: Tensor, next_tokens: Tensor) -> None:
-        """Learn successors; see :class:`INgramStorage`."""
+        """Learn successors of contexts; see :class:`INgramStorage`."""
         contexts, rows = self._rows("input_ids", input_ids, self.n - 1), self._rows("next_tokens", next_tokens)
         if len(contexts) != len(rows):
             raise DraftRequestError(
@@ -144,7 +145,7 @@ class NGramStorage(INgramStorage):
             self._table.count(context, token_ids)
 
     def initialize(self, input_ids: Tensor) -> None:
-        """Learn sequences; see :class:`INgramStorage`."""
+        """Learn the n-grams of sequences; see :class:`INgramStorage`."""
         for token_ids in self._rows("input_ids", input_ids):
             self._table.learn(token_ids)
 
@@ -173,12 +174,12 @@ class OneLevelNGramStorage(NGramStorage):
 
     @property
     def counts(self) -> Mapping[Any, Any]:
-        """How often each successor followed each context of n - 1 tokens."""
+        """Counts of each context's successors, for contexts of n - 1 tokens."""
         return self._table.counts[self.n]
 
     @property
     def ngrams(self) -> Mapping[Any, Any]:
-        """The token with the highest count after each context."""
+        """The most frequent successor of each context of n - 1 tokens."""
         return self._table.most_frequent[self.n]
 
 
@@ -245,12 +246,12 @@ def ngram_assisted_speculative_generate(
 
     Decoding is lossless: with a greedy processor the tokens equal the target's, and with a sampling processor they have
     the target's distribution. The target samples one token at every position, given the exact prefix. A drafted token
-    is accepted if it equals this token; after a mismatch the target's token is emitted. (NASD as usually written
-    samples again after a mismatch, which favours drafted tokens: a token of probability p is emitted with probability
-    ``p + (1 - p) p``.)
+    is accepted if it equals the target's token; after a mismatch, the target's token is emitted. (NASD as usually
+    written samples again after a mismatch. Sampling again favours drafted tokens: a token of probability p is emitted
+    with probability ``p + (1 - p) p``.)
 
     The storage learns the prompt, then every emitted token and the target's most probable tokens at the same position.
-    It keeps what it learned if it is passed to another call.
+    A storage that is passed to another call keeps the n-grams that it has learned.
 
     Args:
         inputs: the prompt's token ids.

@@ -1,8 +1,9 @@
 """The strategy ``nasd``: drafts from n-grams of a tenant's sequences, counted during decoding.
 
-This is NASD for the engine, with batches and any verification rule; :mod:`speculant_verifier.nasd.generation` has the
-paper's loop. Both count n-grams while a sequence grows. Dictionaries map contexts to their most frequent successors, so
-learning and drafting take a few microseconds per token. The counts are not thread-safe.
+This module implements NASD for the engine, with batches and any verification rule. The paper's decoding loop is in
+:mod:`speculant_verifier.nasd.generation`. The drafter and the paper's loop both count n-grams while a sequence grows.
+Dictionaries map contexts to their most frequent successors, so learning and drafting take a few microseconds per token.
+The counts are not thread-safe.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from speculant_graph.types import (
 )
 
 DEFAULT_MAX_CONTEXTS = 1_000_000
-"""Default maximum number of contexts, about half a gigabyte: a context and its successors take 420 to 480 bytes in
-ordinary text."""
+"""Default maximum number of stored contexts, which take about half a gigabyte. A context and its successors take 420 to
+480 bytes in ordinary text."""
 
 Context = tuple[TokenId, ...]
-"""Tokens that precede a successor, at most n - 1."""
+"""Context of an n-gram: the tokens that precede a successor, at most n - 1."""
 
 
 class NGramCounts:
-    """Counts of the successors of contexts of every length from ``shortest_context`` to n - 1 tokens."""
+    """Counts how often tokens follow contexts of ``shortest_context`` to n - 1 tokens."""
 
     def __init__(self, n: int, *, shortest_context: int = 1, max_contexts: int = DEFAULT_MAX_CONTEXTS) -> None:
         """Create empty counts.
@@ -51,9 +52,9 @@ class NGramCounts:
         orders = range(shortest_context + 1, n + 1)
         # The tables have only plain values, so the garbage collector need not traverse them.
         self.counts: dict[int, OrderedDict[Context, dict[TokenId, int]]] = {each: OrderedDict() for each in orders}
-        """Counts of each context's successors, by order; the least recently learned context is first."""
+        """Counts of each context's successors, by n-gram order; the least recently learned context is first."""
         self.most_frequent: dict[int, dict[Context, TokenId]] = {each: {} for each in orders}
-        """The most frequent successor of each context, by order."""
+        """The most frequent successor of each context, by n-gram order."""
 
     def __len__(self) -> int:
         """Return the number of stored contexts."""
@@ -92,8 +93,8 @@ class NGramCounts:
     def successor(self, context: Sequence[TokenId]) -> TokenId | None:
         """Return the most frequent successor of a context's longest stored suffix; None if no suffix is stored.
 
-        Among equally frequent successors, the first that reached the count is returned. Lookups do not protect a
-        context from being dropped.
+        Among equally frequent successors, the first that reached the count is returned. Looking up a context does not
+        protect it from being dropped.
         """
         return longest_successor(tuple(context[1 - self.n :]), self)
 
@@ -110,10 +111,10 @@ def longest_successor(end: Context, *tables: NGramCounts) -> TokenId | None:
 
 
 _MAX_CONTEXTS = 250_000
-"""Maximum number of contexts of one tenant, about 120 MB."""
+"""Maximum number of stored contexts of one tenant, which take about 120 MB."""
 _MAX_ALL_CONTEXTS = 1_000_000
-"""Maximum number of contexts of all tenants together. If there are more, the counts of idle tenants are dropped, the
-least recently used first."""
+"""Maximum number of stored contexts of all tenants together. If all tenants together exceed the maximum, the counts of
+idle tenants are dropped, the least recently used first."""
 
 
 @dataclass(slots=True)
@@ -124,7 +125,7 @@ class _Sequence:
     shared: NGramCounts | None
     """Counts shared by the tenant's sequences; None if nothing is shared."""
     own: NGramCounts | None
-    """The sequence's own counts; None if the tenant's shared counts learn from it."""
+    """Counts of this sequence alone; None if the tenant's shared counts learn from the sequence."""
     token_ids: list[TokenId] = field(default_factory=list)
     """Learned tokens."""
     draft_id: int = 0
@@ -139,7 +140,7 @@ class _Sequence:
 
 
 class NasdDrafter:
-    """Drafts chains of the most frequent successors. All sequences of a tenant share their counts."""
+    """Drafts chains of the most frequent successors. All learning sequences of a tenant share counts."""
 
     def __init__(self, config: DraftConfig | None = None, vocabulary_size: int = 0) -> None:
         """Start without sequences.
@@ -152,7 +153,7 @@ class NasdDrafter:
         """
         self._config, self._vocabulary_size = config or DraftConfig(strategy="nasd"), vocabulary_size
         self.capabilities = STRATEGIES["nasd"]
-        """Properties of this drafter's drafts."""
+        """Properties of this drafter's drafts, such as whether they are trees."""
         self._tenants: OrderedDict[str, NGramCounts] = OrderedDict()  # least recently used first
         self._sequences: dict[int, _Sequence] = {}
         self._draft_ids = itertools.count(1)
@@ -165,7 +166,7 @@ class NasdDrafter:
 
     @property
     def statistics(self) -> DrafterStatistics:
-        """Number of draft calls and of drafted nodes."""
+        """Number of calls of :meth:`draft`, and number of drafted nodes."""
         return DrafterStatistics(steps=self._num_steps, drafted_nodes=self._num_nodes)
 
     def open(self, session_id: int, options: SessionOptions | None = None) -> None:

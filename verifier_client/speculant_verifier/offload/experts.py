@@ -1,13 +1,14 @@
 """Offloading for mixtures of experts: each expert is read when the router chooses it, and then cached in memory.
 
-All layers share one pool, and a pass reads the chosen experts that are not in it. On a CPU, while a layer is computed,
-the next layer's experts are prefetched. The pool guesses them by applying the next layer's router to the present
-layer's input. Hidden states change little from layer to layer, so most guesses are right. If many guesses are wrong,
-fewer experts are prefetched. A wrong guess is cancelled if its read has not begun.
+All layers share one pool of experts, and a pass reads only the chosen experts that are missing from the pool. On a CPU,
+the pool prefetches the next layer's experts while the present layer is computed. The pool guesses which experts the
+next layer needs by applying that layer's router to the present layer's input. Hidden states change little from layer to
+layer, so most guesses are right. If many guesses are wrong, fewer experts are prefetched. A prefetch is cancelled if
+its guess was wrong and its read has not begun.
 
-A pass that needs at least half of a layer's experts will need about as many in the next layer, and prefetches that many
-on any device. The experts to evict are chosen at random: passes visit the layers in order, so LRU would evict the
-expert that is needed next.
+If a pass needs at least half of a layer's experts, it prefetches as many experts of the next layer, on any device. The
+next layer will need about that number. The experts to evict are chosen at random: passes visit the layers in order, so
+LRU would evict the expert that is needed next.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from speculant_verifier.offload.host_memory import HostMemory
 from speculant_verifier.offload.weight_files import PinnedWeights, StoredTensor, WeightReader, new_space, type_in_memory
 
 _MOST = 0.5
-"""Share of a layer's experts. If a pass needs at least this share, it reads as many experts of the next layer before
-that layer's router chooses."""
+"""Share of a layer's experts from which a pass prefetches on any device. A pass that needs at least this share reads as
+many experts of the next layer before that layer's router chooses."""
 
 _MEMORY = 0.95
-"""Decay of the running share of right guesses, applied at each layer."""
+"""Factor by which the running average of right guesses decays at each layer."""
 _LEAST_SHARE, _TRIED = 0.75, 16
-"""Below this share of right guesses, the pool guesses only once every ``_TRIED`` layers, to detect a change."""
+"""If fewer guesses than this share are right, the pool guesses only every ``_TRIED`` layers, to detect a change."""
 
 _Expert = tuple[int, int]
-"""Layer index and expert index."""
+"""An expert, as layer index and expert index within the layer."""
 
 
 class ExpertPool:
-    """One pool of slots for the experts of all layers."""
+    """One pool of memory slots for the experts of all layers."""
 
     def __init__(
         self,
@@ -60,10 +61,10 @@ class ExpertPool:
         self._modules = modules
         self._num_experts = int(modules[0][0].num_experts)  # type: ignore[arg-type]
         self.num_wanted = self.num_found = 0
-        """Number of experts needed by passes, and how many of them were in the pool or being read."""
+        """Number of experts that passes have needed, and how many of them were in the pool or being read."""
         shapes = {name: stored.shape[1:] for name, stored in modules[0][1].items()}
         self.gives_back = like.device.type == "cpu"
-        """Whether memory is freed when the number of slots is reduced."""
+        """Whether reducing the number of slots frees memory."""
         kinds = {name: like.to(type_in_memory(each, like.dtype)) for name, each in modules[0][0].named_parameters()}
         spaces = {name: new_space((num_slots, *shape), kinds[name]) for name, shape in shapes.items()}
         self._pool = {name: pool for name, (pool, _) in spaces.items()}
@@ -92,7 +93,7 @@ class ExpertPool:
             )
 
     def resize(self, num_slots: int) -> None:
-        """Change the number of slots between passes, and free the memory of unused slots."""
+        """Change the number of slots, only between passes, and free the memory of unused slots."""
         was_dirty, self._is_dirty = self._is_dirty, True
         self._give_up(())
         for _, parts in self._leaving:
@@ -147,7 +148,7 @@ class ExpertPool:
         self._take(self._guessed, [*kept, *self._guessed])
 
     def _likely(self, layer: int, hidden: Tensor) -> list[_Expert]:
-        """Return the experts of a layer, ordered by the scores of its router for these hidden states."""
+        """Return a layer's experts, ordered by its router's scores for the given hidden states."""
         router = self._routers[layer]
         order: Iterable[int] = range(self._num_experts)
         if router is not None and layer:  # these states do not predict the first layer of the next pass
@@ -156,7 +157,7 @@ class ExpertPool:
         return [(layer, index) for index in order]
 
     def _give_up(self, wanted: Sequence[_Expert]) -> None:
-        """Cancel wrong guesses whose reads have not begun."""
+        """Cancel the prefetches of wrongly guessed experts whose reads have not begun."""
         if self._guessed:
             came_true = sum(expert in wanted for expert in self._guessed) / len(self._guessed)
             self._right = _MEMORY * self._right + (1.0 - _MEMORY) * came_true
@@ -169,7 +170,7 @@ class ExpertPool:
         self._guessed = []
 
     def _fetch(self, layer: int, wanted: Sequence[_Expert], hidden: Tensor) -> None:
-        """Read the chosen experts and wait for them; if they are many, start reading the next layer's experts, too."""
+        """Read the chosen experts and wait for them; if there are many, also start reading the next layer's experts."""
         self._take(wanted, wanted)
         if len(wanted) >= _MOST * self._num_experts:
             following = (layer + 1) % len(self._modules)
@@ -180,7 +181,7 @@ class ExpertPool:
             self._wait(expert)
 
     def _take(self, wanted: Iterable[_Expert], kept: Iterable[_Expert]) -> None:
-        """Start reading missing experts, as many as fit without evicting the experts to keep."""
+        """Start reading the missing experts, as many as fit without evicting any expert in ``kept``."""
         done = [each for each in self._leaving if all(part.done() for part in each[1])]
         self._leaving = [each for each in self._leaving if each not in done]
         self._free += [slot for slot, _ in done]

@@ -2,8 +2,8 @@
 
 The most frequently used weights are in host memory and are copied to the device on demand. All other weights are read
 from the disk directly to the device. A weight enters host memory only if it is used more often than the least used
-weight there. So weights that every pass uses in turn, such as the layers of a dense model, do not evict each other, as
-they would with LRU.
+weight there. Weights that every pass uses in turn, such as the layers of a dense model, therefore do not evict each
+other. With LRU, they would.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from speculant_verifier.offload.weight_files import StoredTensor, WeightReader
 
 _Pairs = Sequence[tuple[StoredTensor, Tensor]]
 _HALVED_EVERY = 4096
-"""Number of uses after which all counts are halved, so that old uses lose weight."""
+"""All use counts are halved after this number of uses, so that old uses lose weight."""
 
 
 class Copier(Protocol):
@@ -35,19 +35,19 @@ class Copier(Protocol):
         """Total seconds for which forward passes waited for copies."""
 
     def space(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Allocate memory to copy from."""
+        """Allocate host memory from which weights are copied."""
 
     def read(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Any]:
         """Start copying each tensor to a device tensor of the same shape."""
 
     def wait(self, started: Sequence[Any]) -> None:
-        """Make later computation wait for the copies."""
+        """Make later computation on the device wait for the started copies."""
 
     def drain(self) -> None:
         """Wait until all copies are done."""
 
     def close(self) -> None:
-        """Stop copying, and free the memory."""
+        """Stop copying, and free the host memory."""
 
 
 @dataclass(slots=True)
@@ -66,11 +66,11 @@ class _Started:
     reading: list[Any]
     copying: list[Any]
     into: list[Tensor]
-    """Device tensors to copy to after the read; empty if the weights are read directly to the device, or if the copy
+    """Device tensors that receive a copy after the read; empty if the read goes directly to the device, or if the copy
     has started."""
 
     def cancel(self) -> bool:
-        """Never cancel, because weights that were read stay in host memory."""
+        """Return False: transfers are never cancelled, because weights that were read stay in host memory."""
         return False
 
 
@@ -78,7 +78,7 @@ class HostMemory:
     """Transfers weights to a device, either from host memory (within a budget) or from the disk."""
 
     def __init__(self, num_bytes: int, reader: WeightReader, copier: Copier) -> None:
-        """Start with empty memory.
+        """Start with no weights in host memory.
 
         Args:
             num_bytes: memory limit in bytes.
@@ -97,7 +97,7 @@ class HostMemory:
 
     @property
     def num_copied(self) -> int:
-        """Bytes copied from this memory so far."""
+        """Bytes copied from host memory to the device so far."""
         return self._copier.num_bytes
 
     @property
@@ -112,7 +112,7 @@ class HostMemory:
             pairs: stored tensors, each with a device tensor of the same shape.
 
         Returns:
-            The started transfers, as the argument of :meth:`wait`.
+            The started transfers, to pass to :meth:`wait`.
         """
         key, into = pairs[0][0], [tensor for _, tensor in pairs]
         self._count(key)
@@ -126,7 +126,7 @@ class HostMemory:
         return [_Started(key, self._reader.read(pairs), [], [])]  # no memory, or in transfer to another tensor
 
     def wait(self, started: Sequence[_Started]) -> None:
-        """Wait for transfers, or make later computation wait for them.
+        """Wait for the reads of transfers, and make later computation wait for their copies.
 
         Raises:
             GenerationError: a weight can't be read.
@@ -140,14 +140,14 @@ class HostMemory:
             self._copier.wait(each.copying)
 
     def drain(self) -> None:
-        """Cancel reads that have not begun, and wait until all others are done."""
+        """Cancel reads that have not begun, and wait until all other reads and copies are done."""
         self._reader.drain()
         self._copier.drain()
         for key in [key for key, unit in self._units.items() if not unit.is_there]:
             self._left += _size(self._units.pop(key).buffers)
 
     def close(self) -> None:
-        """Stop reading and copying, and free the memory."""
+        """Stop reading and copying, and free the host memory."""
         self._reader.close()
         self._copier.close()
         self._units.clear()
@@ -159,7 +159,7 @@ class HostMemory:
             self._uses = Counter({each: count // 2 for each, count in self._uses.items() if count > 1})
 
     def _space_for(self, pairs: _Pairs) -> _Unit | None:
-        """Return memory for a unit, either free or taken from a less used unit; None if there is no such memory."""
+        """Return host memory for a unit, either free or taken from a less used unit; None if there is neither."""
         needed = _size([tensor for _, tensor in pairs])
         if needed <= self._left:
             try:

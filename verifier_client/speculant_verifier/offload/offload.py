@@ -32,16 +32,16 @@ _Weights = Sequence[tuple[nn.Module, str, StoredTensor | Tensor]]
 class LayerStream:
     """Keeps as many layers as possible resident, each in its own slab of memory, and streams the others.
 
-    Streamed layers are fetched cyclically, in the order of the forward pass, into two slabs. As soon as a layer is
-    computed, its slab receives the next streamed layer; the last layers of a pass fetch the first layers of the next
-    pass. A pass allocates no memory.
+    Streamed layers are fetched cyclically, in the order of the forward pass, into two slabs. Once a streamed layer is
+    computed, its slab receives the next streamed layer. At the end of a pass, the slabs receive the first layers for
+    the next pass. A pass allocates no memory for weights.
     """
 
     num_wanted = num_found = 0
-    """Number of experts needed by passes, and how many of them were in memory; always 0, because layers are
-    streamed."""
+    """Number of experts that passes needed, and number of experts found in memory; both are always 0, because whole
+    layers are streamed."""
     gives_back = True
-    """Whether memory is freed when the number of slots is reduced."""
+    """Whether reducing the number of slots frees memory."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class LayerStream:
         self.resize(num_slots, partial(logging.tqdm, desc="Reading weights"))
 
     def resize(self, num_slots: int, progress: Callable[[list[int]], Iterable[int]] = iter) -> None:
-        """Change the number of resident layers, between passes.
+        """Change the number of resident layers; this is possible only between passes.
 
         Args:
             num_slots: number of slabs, including the two for streamed layers.
@@ -150,7 +150,7 @@ OFFLOAD = "_speculant_offload"
 
 
 class Offload:
-    """Fetches the weights that a plan streams whenever the model runs."""
+    """Fetches the streamed weights of a plan whenever the model runs."""
 
     degradable = "weights in memory"
 
@@ -165,7 +165,7 @@ class Offload:
         """
         self.plan, self._folder = plan, folder
         self.num_slots = plan.num_slots
-        """Present number of layers or experts that fit into memory."""
+        """Number of layers or experts for which memory is currently available."""
         stored: dict[str, Any] = dict(stored_tensors(_index_of(model)))
         remove_hook_from_submodules(model)
         for parameter in model.parameters():
@@ -206,12 +206,12 @@ class Offload:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes read since the model was loaded."""
+        """Bytes of weights read since the model was loaded."""
         return self._source.num_bytes
 
     @property
     def num_wanted(self) -> int:
-        """Number of experts needed by passes; 0 if layers are streamed."""
+        """Number of experts that passes have needed; 0 if whole layers are streamed."""
         return self._stream.num_wanted
 
     @property
@@ -220,7 +220,7 @@ class Offload:
         return self._stream.num_found
 
     def resize(self, num_slots: int) -> None:
-        """Change the number of layers or experts in memory, between passes; at most the planned number."""
+        """Change, between passes, how many layers or experts are in memory; at most the planned number."""
         self._stream.resize(num_slots)
         self.num_slots = num_slots
 
@@ -241,18 +241,18 @@ class Offload:
         return -(-(self.plan.num_slots - self.plan.least_slots) // 4)
 
     def close(self) -> None:
-        """Stop reading; the model can't run afterwards."""
+        """Stop reading weights; the model can't run afterwards."""
         self._source.close()
         self._folder.cleanup()
 
 
 def copier_of(device: torch.device) -> PinnedWeights | None:
-    """Return the copier from host memory to a device; None if the device is the CPU."""
+    """Return an object that copies from host memory to a device; None if the device is the CPU."""
     return PinnedWeights(device) if device.type == "cuda" else None
 
 
 def _router_of(block: nn.Module, experts: nn.Module) -> tuple[Tensor, Tensor | None] | None:
-    """Return weight and bias of a block's router, with one row per expert; None if no module has this shape."""
+    """Return the weight and bias of a block's expert router; None if no module has one row per expert."""
     for each in block.children():
         weight = getattr(each, "weight", None)
         if isinstance(weight, Tensor) and weight.ndim == 2 and len(weight) == experts.num_experts:
@@ -267,7 +267,7 @@ def _weights_of(layer: nn.Module, name: str, stored: Mapping[str, Any]) -> list[
 
 
 def _index_of(model: nn.Module) -> dict[str, dict[str, str]]:
-    """Return the index from which accelerate would read the streamed weights."""
+    """Return accelerate's index, which locates the streamed weights in their files."""
     for module in model.modules():
         hook = getattr(module, "_hf_hook", None)
         for each in (hook, *getattr(hook, "hooks", ())):

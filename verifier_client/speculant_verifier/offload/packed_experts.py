@@ -1,8 +1,9 @@
 """Experts of gpt-oss in their published format, MXFP4: they stay packed, and are decoded during multiplication.
 
-In MXFP4, 32 numbers of four bits (E2M1) share one exponent (E8M0), so 32 weights take 17 bytes. A few rows of an expert
-at a time are decoded into a buffer that fits into the CPU cache, and multiplied with the expert's inputs. Decoding a
-whole expert at once would write four to eight times its packed size to memory, and read it again.
+In MXFP4, 32 numbers of four bits (E2M1) share one exponent (E8M0), so 32 weights take 17 bytes. On a CPU, an expert is
+decoded a few rows at a time, into a buffer that fits into the CPU cache. The decoded rows are multiplied with the
+expert's inputs before the next rows are decoded. Decoding a whole expert at once would write four to eight times its
+packed size to memory, and then read it again.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from speculant_graph.errors import ConfigError
 from speculant_verifier.sources import MODEL_SETTING
 
 BLOCK = 32
-"""Number of values that share an exponent."""
+"""Number of values that share an exponent in MXFP4."""
 _STRETCH = 1 << 21
-"""Size of the buffer of decoded rows, in bytes."""
+"""Size of the buffer into which a CPU decodes rows, in bytes."""
 _TOGETHER = 4
 """Number of experts that a GPU decodes at a time. An expert of gpt-oss-20b takes 50 MB in bfloat16."""
 _METHOD = "speculant-packed"
@@ -42,7 +43,7 @@ def is_packed(config: PreTrainedConfig) -> bool:
 
 
 def has_kernels() -> bool:
-    """Return whether transformers has GPU kernels for packed experts; without kernels it decodes all experts."""
+    """Return whether transformers has GPU kernels for packed experts; otherwise it decodes all experts."""
     return bool(is_triton_available("3.4.0") and is_kernels_available())
 
 
@@ -79,7 +80,7 @@ class PackedExperts(nn.Module):
             routing_weights: weights of these experts, ``[n, k]``.
 
         Returns:
-            The sums, ``[n, hidden]``.
+            The weighted sum for every token, ``[n, hidden]``.
         """
         num_tokens, num_chosen = router_indices.shape
         chosen, order = router_indices.reshape(-1).sort(stable=True)
@@ -91,7 +92,7 @@ class PackedExperts(nn.Module):
         return weighted.view(num_tokens, num_chosen, -1).sum(dim=1).to(hidden_states.dtype)
 
     def _one_by_one(self, inputs: Tensor, experts: Tensor, counts: Sequence[int]) -> Tensor:
-        """Compute the outputs of experts for input rows, which are ordered by expert."""
+        """Compute every expert's outputs for its input rows; the rows are ordered by expert."""
         outputs = []
         for expert, rows in zip(experts.tolist(), inputs.split(list(counts)), strict=True):
             states = self._project("gate_up_proj", expert, rows)
@@ -99,7 +100,7 @@ class PackedExperts(nn.Module):
         return torch.cat(outputs)
 
     def _together(self, inputs: Tensor, experts: Tensor, counts: Sequence[int]) -> Tensor:
-        """Compute the same outputs with few operations, for a GPU: it launches them more slowly than it runs them."""
+        """Compute the experts' outputs in few operations, for GPUs: launching an operation outlasts running it."""
         outputs, first = [], 0
         for start in range(0, len(counts), _TOGETHER):
             chunk, num_rows = experts[start : start + _TOGETHER], counts[start : start + _TOGETHER]
@@ -151,7 +152,7 @@ def decode(blocks: Tensor, scales: Tensor, into: Tensor) -> Tensor:
 
 @cache
 def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the two values of every byte of a block, ``[256, 2]``, and the power of every scale, ``[256, 1]``."""
+    """Return tables of the two values of each byte, ``[256, 2]``, and of the power of each scale, ``[256, 1]``."""
     numbers = torch.tensor(_NUMBERS, device=device)
     pairs = torch.stack([numbers.repeat(16), numbers.repeat_interleave(16)], dim=-1)
     return pairs, torch.exp2(torch.arange(256, device=device) - 127.0)[:, None]
@@ -183,7 +184,7 @@ def keep_packed(config: PreTrainedConfig) -> None:
 
 @register_quantization_config(_METHOD)
 class _PackedConfig(QuantizationConfigMixin):
-    """The configuration that :func:`keep_packed` sets."""
+    """The quantization configuration that :func:`keep_packed` sets."""
 
     def __init__(self, **_: object) -> None:
         super().__init__(quant_method=_METHOD)  # type: ignore[arg-type]
@@ -191,7 +192,7 @@ class _PackedConfig(QuantizationConfigMixin):
 
 @register_quantizer(_METHOD)
 class _PackedQuantizer(HfQuantizer):
-    """Transformers' hook for replacing modules before weights are loaded."""
+    """Hook by which transformers replaces expert modules before it loads weights."""
 
     is_trainable = False
 

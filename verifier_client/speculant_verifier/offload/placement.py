@@ -1,11 +1,11 @@
 """Decides which weights stay in memory and which are streamed in every pass.
 
-The decision uses only sizes; nothing is loaded. In a dense model, as many decoder layers as fit stay in memory. The
-streamed layers are evenly spread, so that each is read while the resident layers before it are computed. In a mixture
-of experts, the experts are streamed individually, and all other weights stay in memory. SpecExec (Svirschevski et al.
-2024), in contrast, streams whole layers. On a GPU, weights are streamed from host memory as far as they fit there, and
-otherwise from the disk. On a CPU, they are streamed from the disk. Experts in MXFP4 stay packed, both in memory and
-when streamed.
+The decision depends only on the sizes of the weights, and no weights are loaded for it. In a dense model, as many
+decoder layers as fit stay in memory. The streamed layers are evenly spread, so that each is read while the resident
+layers before it are computed. In a mixture of experts, the experts are streamed individually, and all other weights
+stay in memory. SpecExec (Svirschevski et al. 2024) streams whole layers instead of single experts. For a GPU, weights
+that fit into host memory are streamed from there, and all others from the disk. For a CPU, all streamed weights come
+from the disk. Experts in MXFP4 stay packed, both in memory and when streamed.
 """
 
 from __future__ import annotations
@@ -25,67 +25,67 @@ from speculant_verifier.offload.packed_experts import has_kernels, is_packed, pa
 from speculant_verifier.sources import MODEL_SETTING
 
 _RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.25
-"""Shares of the budget that dense models and mixtures of experts reserve for the KV cache and for temporary memory of
-passes."""
+"""Share of the memory budget that is reserved for the KV cache and for temporary memory of passes: in dense models, and
+in mixtures of experts."""
 _LEAST_GB = 0.1
 """Sizes below this number of gigabytes are shown in megabytes."""
 _KV_SHARE = 0.4
 """Share of the reserved memory that the KV cache gets."""
 _WIDEST = 256
-"""Maximum number of nodes of a tree; larger trees have hardly ever helped."""
+"""Maximum number of nodes of a draft tree; larger trees have hardly ever helped."""
 _MOST_SLOTS = 4096
 """Maximum number of experts in a pool: transformers counts their tokens with a float32 histogram, which is exact up to
 this number."""
 _NUM_SLABS = 2
 """Number of slabs for streamed layers: one layer is computed while the next is read."""
 _TOLERANCE = 1.05
-"""Memory counts as short only beyond the budget times this factor, because passes vary in their temporary memory."""
+"""Memory counts as short only if use exceeds the budget by this factor, because passes vary in temporary memory."""
 _CPU = torch.device("cpu")
 _UNKNOWN = 1 << 60
-"""Free bytes assumed if the system does not report their number."""
+"""Number of free bytes that is assumed if the system does not report it."""
 SMALLER = "choose a smaller model ({field}) or fewer bytes per weight (verifier.dtype bfloat16)"
-"""The fix that most error messages suggest."""
+"""The fix that most error messages about model memory suggest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The placement of weights."""
+    """Placement of a model's weights: the modules that stay in memory, and the modules that are streamed."""
 
     unit: Literal["layer", "expert"]
     """Unit in which weights are streamed."""
     streamed: tuple[str, ...]
-    """Names of the modules whose weights share slots, in the order of the forward pass."""
+    """Names of the streamed modules, whose weights share slots, in the order of the forward pass."""
     resident: tuple[str, ...]
-    """Names of the modules that stay in memory; of nested modules, only the outermost."""
+    """Names of the modules that always stay in memory; if modules are nested, only the outermost is named."""
     unit_bytes: int
-    """Size of the largest unit in memory, in bytes."""
+    """Size in memory of the largest streamed unit, in bytes."""
     file_bytes: int
-    """Size of the largest unit in the checkpoint, in bytes; its dtype there may differ from the dtype in memory."""
+    """Size in the checkpoint of the largest streamed unit, in bytes; its dtype may differ from that in memory."""
     num_units: int
-    """Number of units in the streamed modules."""
+    """Total number of units (layers or experts) in the streamed modules."""
     num_slots: int
     """Number of units that fit into memory."""
     least_slots: int
     """Minimum number of slots: two for layers (one is computed, one is read); for experts, as many as a layer has."""
     resident_bytes: int
-    """Bytes of the weights that always stay in memory."""
+    """Size of the weights that always stay in memory, in bytes."""
     kv_tokens: int
     """Number of tokens that fit into the KV cache."""
     most_nodes: int
-    """Largest useful number of nodes of a tree, limited so that the logits of a full batch fit into memory."""
+    """Largest useful number of nodes of a draft tree, limited so that the logits of a full batch fit into memory."""
     budget: int
-    """Memory limit of the whole process in bytes, on the GPU if there is one."""
+    """Memory limit of the whole process in bytes; with a GPU, the limit of GPU memory."""
     process_bytes: int
     """Bytes that the process used before it loaded the model."""
     most_bytes: int | None
-    """Number of bytes beyond which memory counts as short; None for no limit."""
+    """Memory use in bytes beyond which memory counts as short; None for no limit."""
     num_chosen: int = 0
     """Number of experts that one token activates, over all layers; 0 if layers are streamed."""
     host_bytes: int | None = None
-    """With a GPU, bytes of host memory for streamed weights; the rest is read from the disk. None if all of them fit,
-    or without a GPU."""
+    """Host memory for the streamed weights of a GPU, in bytes; all other streamed weights are read from the disk. None
+    if all streamed weights fit into host memory, or if there is no GPU."""
     is_packed: bool = False
-    """Whether units are experts in MXFP4."""
+    """Whether the streamed units are experts in MXFP4."""
 
     @property
     def placement(self) -> tuple[object, ...]:
@@ -102,7 +102,7 @@ class Plan:
 
     @property
     def pass_bytes(self) -> int:
-        """Number of bytes that a pass over many tokens reads."""
+        """Number of bytes of weights that a pass over many tokens reads."""
         return (self.num_units - self.num_kept) * self.file_bytes
 
     def bytes_of(self, num_tokens: int) -> float:

@@ -1,8 +1,8 @@
 """Reads streamed weights from a checkpoint's files, or copies them from host memory to a GPU during computation.
 
 Threads read the files without the page cache, which would use memory beyond the budget and copy every byte once more.
-They read aligned chunks (``O_DIRECT``) into small buffers, and convert them into the target tensors. If the file system
-does not support direct reads, they read through the page cache and then drop the pages.
+The threads read aligned chunks (``O_DIRECT``) into small buffers, and convert the contents into the target tensors. On
+file systems without direct reads, the threads read through the page cache and then drop the pages.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The location of a tensor in a file."""
+    """Location of a tensor in a checkpoint file."""
 
     path: str
     offset: int
-    """Offset of the first byte."""
+    """Offset of the tensor's first byte in the file."""
     dtype: torch.dtype
     shape: tuple[int, ...]
 
@@ -52,13 +52,13 @@ class StoredTensor:
         return prod(self.shape) * self.dtype.itemsize
 
     def __getitem__(self, index: int) -> StoredTensor:
-        """Return the location of one row."""
+        """Return the location of one row of the tensor."""
         shape = self.shape[1:]
         return StoredTensor(self.path, self.offset + index * prod(shape) * self.dtype.itemsize, self.dtype, shape)
 
 
 def stored_tensors(index: Mapping[str, Mapping[str, str]]) -> dict[str, StoredTensor]:
-    """Locate weights in their files.
+    """Locate weights in their checkpoint files.
 
     Args:
         index: maps a weight's name to ``safetensors_file`` and ``weight_name``, as in accelerate.
@@ -105,7 +105,7 @@ def require_same(name: str, stored: StoredTensor, expected: Tensor) -> None:
 
 
 def type_in_memory(weight: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """Return a weight's dtype in memory: the model's, unless the weight is packed."""
+    """Return a weight's dtype in memory, which is the model's dtype unless the weight is packed."""
     return dtype if weight.dtype.is_floating_point else weight.dtype
 
 
@@ -140,7 +140,7 @@ def bytes_per_second(folder: Path, most: int = 1 << 31) -> float:
 
 
 class WeightReader:
-    """Reads weights into tensors, with its own threads."""
+    """Reads weights from files into tensors, in its own threads."""
 
     def __init__(self, num_threads: int = 2) -> None:
         """Start the threads, each with a buffer of a few megabytes."""
@@ -158,7 +158,7 @@ class WeightReader:
         """Start reading stored tensors into contiguous tensors of the same shape and any dtype.
 
         Returns:
-            The started reads, as the argument of :meth:`wait`.
+            The started reads, to pass to :meth:`wait`.
         """
         started = []
         for stored, tensor in pairs:
@@ -181,7 +181,7 @@ class WeightReader:
         self.stall_s += time.perf_counter() - started_s
 
     def drain(self) -> None:
-        """Cancel reads that have not begun, and wait until all others are done."""
+        """Cancel reads that have not begun, and wait until all other reads are done."""
         self._threads.shutdown(cancel_futures=True)
         self._threads = ThreadPoolExecutor(self._num_threads, "speculant-weights")
 
@@ -239,12 +239,12 @@ class WeightReader:
 class PinnedWeights:
     """Copies weights from host memory to tensors of a GPU, on a separate stream.
 
-    A copy begins only after all GPU work enqueued earlier, so it never overwrites tensors in use. Work enqueued after
-    :meth:`wait` begins when the copy has ended. The CPU never waits for a copy.
+    A copy begins only after all GPU work enqueued earlier, so it never overwrites tensors in use. GPU work enqueued
+    after :meth:`wait` begins only when the copy has ended. The CPU never waits for a copy.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Create the stream on a GPU."""
+        """Create the CUDA stream for copies on a GPU."""
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -254,7 +254,7 @@ class PinnedWeights:
         """Bytes copied so far."""
 
     def space(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Allocate pinned memory to copy from.
+        """Allocate pinned host memory from which weights are copied.
 
         Raises:
             ConfigError: the memory can't be pinned.
@@ -275,7 +275,7 @@ class PinnedWeights:
         """Start copying each tensor to a GPU tensor of the same shape.
 
         Returns:
-            The started copies, as the argument of :meth:`wait`.
+            The started copies, to pass to :meth:`wait`.
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -307,7 +307,7 @@ class PinnedWeights:
         self._stream.synchronize()
 
     def close(self) -> None:
-        """Stop copying, and free the memory."""
+        """Finish all copies, and free the pinned memory."""
         self.drain()
         for tensor in self._held:
             torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
@@ -317,8 +317,9 @@ class PinnedWeights:
 def new_space(shape: tuple[int, ...], like: Tensor) -> tuple[Tensor, mmap.mmap | None]:
     """Return a zero tensor with the dtype and device of ``like``; on a CPU, also the mapped memory that it uses.
 
-    Mapped memory returns to the system at once when it is freed; allocators would cache it. Pages are allocated on
-    first write. They are freed with the tensor, or by ``madvise``, after which they read as zeros.
+    The system gets mapped memory back as soon as it is freed, whereas allocators would cache it. The system allocates
+    pages when they are first written. Pages are freed together with the tensor, or by ``madvise``, after which they
+    read as zeros.
     """
     if like.device.type != "cpu":
         return like.new_zeros(shape), None

@@ -1,8 +1,8 @@
 """Stores finished requests in SQLite: failures, and a uniform sample of each tenant's other requests (replay).
 
 A failure is a request whose drafts were rarely accepted. Every request has a random key, and replay consists of the
-requests with the smallest keys (Efraimidis and Spirakis 2006, with equal weights). Several processes may write to a
-folder; each write is atomic. This module does not need torch.
+requests with the smallest keys (Efraimidis and Spirakis 2006, with equal weights). Several processes may write to the
+same folder; each write is atomic. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from speculant_verifier.records.record import RequestRecord
 DATABASE = "records.sqlite"
 """Name of the database file in the records folder."""
 REPLAY = 400
-"""Number of replay requests kept per tenant. A training epoch uses fewer, even with hundreds of failures."""
+"""Number of replay requests kept per tenant. A training epoch uses fewer replay requests than this, even with hundreds
+of failures."""
 MAX_WAITING = 4_000_000
 """Maximum number of values, such as token ids, queued in memory while the disk is slow; each takes about 40 bytes.
-Further requests are lost."""
+If the queue is full, further requests are lost."""
 
 _LOCK_TIMEOUT_S = 30.0
 _SCHEMA = (
@@ -48,20 +49,20 @@ DELETE FROM records WHERE id IN (
     ) WHERE place > ?
 )
 """
-"""For each tenant, keeps the replay requests with the smallest keys."""
+"""Deletes each tenant's replay requests except the ones with the smallest keys."""
 _DELETE_OLDEST = """
 DELETE FROM records WHERE id IN (
     SELECT id FROM (SELECT id, sum(num_bytes) OVER (PARTITION BY is_failure ORDER BY id DESC) AS total FROM records)
     WHERE total > ?
 )
 """
-"""Keeps the newest failures up to a number of bytes, and the newest replay requests up to the same number of bytes."""
+"""Deletes the oldest failures and replay requests, so that each kind takes at most a given number of bytes."""
 
 _RECORD = TypeAdapter(RequestRecord)
 
 
 def read_records(folder: str | Path, *, tenant: str | None = None) -> list[RequestRecord]:
-    """Return the failures in a folder, oldest first.
+    """Return the failures recorded in a folder, oldest first.
 
     Damaged records and records of other releases are skipped, with one warning.
 
@@ -132,7 +133,7 @@ def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
 
 @dataclass(slots=True)
 class WriterStatistics:
-    """Counts since a writer was created.
+    """Counts of requests since a record writer was created.
 
     Received requests that are neither stored nor lost are still queued, or were not selected for replay.
     """
@@ -149,7 +150,7 @@ class WriterStatistics:
     """Tenants of the stored requests."""
 
     def line(self) -> str:
-        """Return the counts in one line."""
+        """Return the counts as one line of text."""
         requests = f"{self.recorded} request{'' if self.recorded == 1 else 's'}"
         replay = self.written - self.failures
         passed_over = self.recorded - self.written - self.lost
@@ -160,11 +161,11 @@ class WriterStatistics:
 
 
 class RecordWriter:
-    """Writes finished requests to the database of a folder, in a thread.
+    """Writes finished requests to the database of a folder, in a background thread.
 
-    It is thread-safe, and several processes may use one folder. If the process crashes, the requests since the last
-    write are lost. After construction no method raises an error: requests that can't be written are counted, and one
-    warning is logged until writing works again.
+    The writer is thread-safe, and several processes may use one folder. If the process crashes, the requests since the
+    last write are lost. After construction, no method raises an error. Requests that can't be written are counted, and
+    only one warning is logged until writing works again.
     """
 
     def __init__(self, config: RecordConfig, *, num_replay: int = REPLAY, flush_s: float = 1.0) -> None:
@@ -193,7 +194,7 @@ class RecordWriter:
         self._waiting: list[RequestRecord] = []
         self._num_waiting = 0
         self.statistics = WriterStatistics()
-        """Counts since the writer was created."""
+        """Counts of requests since the writer was created."""
         self._is_failing = False
         self._closing = threading.Event()
         self._flush_s = flush_s
@@ -248,7 +249,7 @@ class RecordWriter:
                 self.statistics.tenants.update(tenant for tenant, _ in kept)
 
     def close(self) -> None:
-        """Write queued records and stop. A second call does nothing."""
+        """Write queued records and stop the thread. A second call does nothing."""
         with self._lock:
             self._closing.set()
         self._worker.join()
@@ -259,7 +260,7 @@ class RecordWriter:
             self.flush()
 
     def _row(self, record: RequestRecord) -> tuple[object, ...] | None:
-        """Return a record's row; None if a text is not valid Unicode, or the record is too large."""
+        """Return a record as a database row; None if a text is not valid Unicode, or the record is too large."""
         try:
             content = _RECORD.dump_json(record, warnings="none").decode()
             if len(content) > self._max_bytes:

@@ -15,8 +15,8 @@ from speculant_graph.types import Draft, TokenId
 from speculant_verifier.rules.draft_target import children_of
 
 _DECIMALS = 5
-"""Number of decimals of stored log-probabilities: finer than a model's rounding errors, and half as much JSON as with
-all decimals."""
+"""Number of stored decimals of log-probabilities. It is finer than a model's rounding errors, and takes half as much
+JSON as all decimals."""
 Recorded = Annotated[TokenId, Field(ge=0)]
 """A token id."""
 
@@ -55,15 +55,16 @@ class RequestRecord:
     output: tuple[Recorded, ...]
     """Tokens of the output, including an end token."""
     drafted: tuple[tuple[Recorded, ...], ...]
-    """Per position, the drafted tokens, the drafter's best first. Tokens after a rejected token were not verified and
-    are omitted. Empty if no token was drafted."""
+    """Drafted tokens at each position, ordered from the drafter's best to its worst. Tokens after a rejected token were
+    not verified and are omitted. The entry of a position is empty if no token was drafted there."""
     sources: tuple[tuple[str, ...], ...]
-    """Per position and drafted token, its source: 'ngrams', 'model', 'both', or the strategy's name."""
+    """Source of each drafted token at each position: 'ngrams', 'model', 'both', or the strategy's name."""
     accepted: tuple[bool, ...]
-    """Per position, whether the output token was drafted, so that it needed no separate pass."""
+    """For each position, whether the output token was drafted and thus needed no pass of its own."""
     top_token_ids: tuple[tuple[Recorded, ...], ...]
-    """Per position, the target's most probable tokens by its raw logits, before temperature and other processors, best
-    first. Empty if unknown, because the token came from ``verifier.target_cache``."""
+    """The target's most probable tokens at each position, best first, by its raw logits before temperature and other
+    processors. The entry of a position is empty if these tokens are unknown because the output token came from
+    ``verifier.target_cache``."""
     top_logprobs: tuple[tuple[float, ...], ...]
     """Log-probabilities of ``top_token_ids``."""
     num_passes: int
@@ -72,15 +73,15 @@ class RequestRecord:
     """Mean duration of the target passes after the prompt, in seconds; 0 without a pass. All requests of a batch share
     its passes."""
     is_failure: bool
-    """Whether the accepted share of positions with drafts is below ``record.threshold``."""
+    """Whether the accepted share of the positions with drafted tokens is below ``record.threshold``."""
     reservoir_key: float
-    """Random number in [0, 1). Of a tenant's requests that are not failures, the requests with the smallest keys are
-    kept for replay. So replay is a uniform sample, whatever the order of writes."""
+    """Random number in [0, 1). Of each tenant's requests that are not failures, replay keeps the ones with the smallest
+    keys. Replay is therefore a uniform sample of the requests that are not failures, whatever the order of writes."""
     document: str = ""
     """Name of the document to which the prompt belongs, as given by the caller; empty if unknown."""
     confidences: tuple[tuple[float, ...], ...] = ()
-    """Per position and drafted token, the drafter's probability to four decimals: its estimate, or q for sampled
-    drafts. Empty if the drafter has no probabilities."""
+    """The drafter's probability of each drafted token at each position, to four decimals: its estimate, or q for
+    sampled drafts. The entry of a position is empty if the drafter gives no probabilities."""
     schema_version: Literal[1] = 1
     """Version of the record schema."""
 
@@ -96,7 +97,7 @@ class RequestRecord:
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted share of the positions with drafted tokens; None without such positions."""
+        """Share of the positions with drafted tokens where one was accepted; None if nothing was drafted."""
         num_tried = sum(map(bool, self.drafted))
         return sum(self.accepted) / num_tried if num_tried else None
 
@@ -105,7 +106,7 @@ class RequestRecord:
 class RecordIdentity:
     """Record fields that come from neither the target nor the request.
 
-    They may change, and are read when a request ends.
+    The fields may change while requests run; a record takes their values when its request ends.
     """
 
     draft_model: str = ""
@@ -113,31 +114,31 @@ class RecordIdentity:
     adapter: str = ""
     """Digest of the draft model's adapter, if any."""
     tenant: str = ""
-    """Tenant of requests that name no tenant."""
+    """Tenant that is recorded for requests without a tenant of their own."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """Data of every emitted position of one request. It is mutable and belongs to the engine."""
+    """Data of every emitted position of one request. The trace is mutable and belongs to the engine."""
 
     strategy: str
     """Strategy of the latest draft; before the first draft, the strategy that will make it."""
     drafted: list[tuple[TokenId, ...]] = field(default_factory=list)
-    """Per position, the tokens drafted there."""
+    """For each position, the tokens that were drafted there."""
     sources: list[tuple[str, ...]] = field(default_factory=list)
-    """Per position, the sources of the drafted tokens."""
+    """For each position, the sources of the drafted tokens."""
     confidences: list[tuple[float, ...]] = field(default_factory=list)
-    """Per position, the drafter's probabilities of the drafted tokens."""
+    """For each position, the drafter's probabilities of the drafted tokens."""
     accepted: list[bool] = field(default_factory=list)
-    """Per position, whether the output token was drafted."""
+    """For each position, whether the output token was drafted."""
     top: list[NDArray[np.float64]] = field(default_factory=list)
-    """Per step, the target's top tokens followed by their log-probabilities, shape ``[positions, 2 * k]``."""
+    """For each step, the target's top tokens followed by their log-probabilities, shape ``[positions, 2 * k]``."""
     nodes: Sequence[int] = ()
-    """For each position of the latest step, the node before it: 0 for the root, j + 1 for node j. Empty once the step's
-    top tokens are added."""
+    """For each position of the latest step, the node before it: 0 for the draft's root, j + 1 for draft node j. The
+    sequence is empty once the step's top tokens are added."""
 
     def add(self, draft: Draft, path: Sequence[int], num_tokens: int) -> None:
-        """Record the positions of a step.
+        """Record the data of every position that a step emitted.
 
         Args:
             draft: the verified draft.
@@ -163,22 +164,22 @@ class Trace:
 
     @property
     def rounded_confidences(self) -> tuple[tuple[float, ...], ...]:
-        """Per position, the drafter's rounded probabilities of the drafted tokens."""
+        """For each position, the drafter's rounded probabilities of the drafted tokens."""
         return tuple(tuple(round(each, 4) for each in row) for row in self.confidences)
 
     @property
     def top_token_ids(self) -> tuple[tuple[TokenId, ...], ...]:
-        """Per position, the target's most probable tokens."""
+        """For each position, the target's most probable tokens."""
         return tuple(tuple(map(int, row[: len(row) // 2])) for step in self.top for row in step)
 
     @property
     def top_logprobs(self) -> tuple[tuple[float, ...], ...]:
-        """Per position, the rounded log-probabilities of the target's most probable tokens."""
+        """For each position, the rounded log-probabilities of the target's most probable tokens."""
         return tuple(tuple(row) for step in self.top for row in step[:, step.shape[1] // 2 :].round(_DECIMALS).tolist())
 
 
 def _confidences(draft: Draft, node: int, children: Sequence[int]) -> tuple[float, ...]:
-    """Return the drafter's probabilities of a node's children (0 is the root); empty if the drafter gives none."""
+    """Return the drafter's probabilities of the children of ``node`` (0 is the root); empty if it gives none."""
     if draft.path_probabilities:
         above = draft.path_probabilities[node - 1] if node else 1.0
         return tuple(min(1.0, draft.path_probabilities[each] / above) if above else 0.0 for each in children)

@@ -22,12 +22,13 @@ RULES: dict[RuleName, Rule] = {
     "tree-wor": tree_without_replacement,
     "tree-iid": tree_independent,
 }
-"""All rules by name."""
+"""All verification rules, by name."""
 
 WANTS_PROPOSALS: frozenset[RuleName] = frozenset(("token", "block", "tree-wor", "tree-iid"))
-"""Rules that use the draft distribution q. Without q they are still lossless, but accept fewer tokens. With q, the
-decision to cut a draft must not depend on its tokens, and drafter and rule must not share random numbers. The other
-rules choose tokens with noise that a drafter may share (coupled drafts). Their drafts may be cut at any node."""
+"""Rules that use the draft distribution q. If a draft has no q, these rules are still lossless, but accept fewer
+tokens. If a draft has q, the decision to cut it must not depend on its tokens, and drafter and rule must not share
+random numbers. Rules that ignore q choose tokens with noise that a drafter may share (coupled drafts). Drafts for rules
+that ignore q may be cut at any node."""
 
 __all__ = [
     "RULES",

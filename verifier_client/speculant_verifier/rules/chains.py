@@ -4,15 +4,15 @@
 with probability min(1, p(x)/q(x)); after the first rejection, the next token is sampled from the normalised residual
 max(p - q, 0).
 
-*Block* is block verification (Sun et al. 2024, arXiv 2403.10444). In expectation it accepts at least as many tokens as
-*token*. It verifies the whole draft jointly: earlier tokens may compensate for a token with p(x) < q(x). With
-``a[0] = 1`` and ``a[i] = min(1, a[i-1] p(x[i])/q(x[i]))``, the residual after i tokens is ``max(a[i] p - q, 0)`` with
-mass ``s[i]``. Length i is accepted with probability ``s[i] / (s[i] + 1 - a[i])``; the full length is accepted with
-probability ``a[i]``. The rule takes the longest accepted length i and samples the next token from the residual there.
-It tests every length, because a longer one may be accepted after a shorter one was rejected.
+*Block* is block verification (Sun et al. 2024, arXiv 2403.10444). In expectation, *block* accepts at least as many
+tokens as *token*. *Block* verifies the whole draft jointly: earlier tokens may compensate for a token with p(x) < q(x).
+With ``a[0] = 1`` and ``a[i] = min(1, a[i-1] p(x[i])/q(x[i]))``, the residual after i tokens is ``max(a[i] p - q, 0)``
+with mass ``s[i]``. Length i is accepted with probability ``s[i] / (s[i] + 1 - a[i])``; the full length is accepted with
+probability ``a[i]``. The rule takes the longest accepted length i, and samples the next token from the residual after i
+tokens. *Block* tests every length, because a longer length may be accepted after a shorter one was rejected.
 
-The proofs require that the draft length does not depend on a token that was cut off. So a drafter must decide to stop
-before it samples the next token, or after a token that it keeps.
+The proofs require that the draft length does not depend on a token that was cut off. A drafter must therefore decide to
+stop before it samples the next token, or after a token that it keeps.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def token(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
         uniforms: one number per tested token, then one for the target's token.
 
     Returns:
-        The accepted part and one more token.
+        The accepted part of the draft, and one more token from the target.
 
     Raises:
         GenerationError: the model's probabilities are not finite.
@@ -81,7 +81,7 @@ class _Remainder:
     next_ratio: float
 
     def passes(self, number: float) -> bool:
-        """Return whether this length is accepted."""
+        """Return whether block verification accepts this length."""
         total = self.mass + 1.0 - self.ratio
         return not total > 0.0 or number * total < self.mass
 
@@ -95,7 +95,7 @@ def block(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
         uniforms: one number per length above 0 that can be accepted, shortest first, then one for the target's token.
 
     Returns:
-        The accepted part and one more token.
+        The accepted part of the draft, and one more token from the target.
 
     Raises:
         GenerationError: the model's probabilities are not finite.

@@ -1,7 +1,7 @@
 """A rule's interface to the target model: its distribution after every node of a draft, computed on demand.
 
 A rule works on small arrays: the probabilities of the tokens in the support of q, and the total mass of p outside it.
-So the same code serves a GPU, a CPU and tests, and a sparse proposal is never expanded to the whole vocabulary.
+The same code therefore serves a GPU, a CPU and tests, and never expands a sparse proposal to the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from speculant_graph.errors import GenerationError
 from speculant_graph.types import Draft, TokenId
 
 UniformStream = Callable[[], float]
-"""Returns the next number of the request's random stream for rules, uniform in [0, 1). No number is used twice."""
+"""Function that returns the next number of the request's random stream for rules, uniform in [0, 1). No number of the
+stream is used twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of verifying one row."""
+    """Result of verifying the draft of one row."""
 
     path: tuple[int, ...]
     """Indices of the accepted draft nodes, root to leaf."""
@@ -33,14 +34,14 @@ class Verdict:
 class TargetDistribution(Protocol):
     """The target's next-token distribution p after one node, with the request's logits processors applied.
 
-    It is normalised in float64, because rules compute the mass of all other tokens as 1 minus a sum.
+    The probabilities are normalised in float64, because rules compute the mass of all other tokens as 1 minus a sum.
     """
 
     def probabilities_of(self, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return p of the tokens, shape ``[s]``; NaN, which rules reject, if the model's scores are not finite."""
+        """Return p of the tokens, shape ``[s]``; if the model's scores are not finite, p is NaN, which rules reject."""
 
     def draw(self, number: float, token_ids: NDArray[np.int64], weights: NDArray[np.float64], scale: float) -> TokenId:
-        """Sample by inverting the cumulative weights; a token of weight 0 is never sampled.
+        """Sample a token by inverting the cumulative weights; a token of weight 0 is never sampled.
 
         Args:
             number: random number in [0, 1).
@@ -56,7 +57,8 @@ class TargetDistribution(Protocol):
 class DraftTarget(Protocol):
     """The target model at the positions of one draft: position 0 is at the root, and position j + 1 is at node j.
 
-    The model's choice at a position is the token that follows this node. So on a chain, ``after(j)`` verifies node j.
+    The target's choice at a position is the token that follows the node at this position. On a chain, ``after(j)``
+    therefore gives the distribution that verifies node j.
     """
 
     def choice_after(self, position: int) -> TokenId:
@@ -67,7 +69,7 @@ class DraftTarget(Protocol):
         """
 
     def after(self, position: int) -> TargetDistribution:
-        """Return the target's distribution at a position."""
+        """Return the target's next-token distribution at a position."""
 
 
 def children_of(parents: Sequence[int]) -> list[list[int]]:
@@ -112,16 +114,16 @@ def drawn_from(draft: Draft, node: int) -> Drawn | None:
 
 
 def point_mass(token_id: TokenId) -> Drawn:
-    """Return the point mass of a token that was not sampled.
+    """Return a point mass as the q of a token that was not sampled.
 
-    Chain rules use it for a token without q. They remain lossless wherever the token came from: they accept it with
-    probability p, and otherwise sample from p without this token.
+    Chain rules use the point mass as the q of a token without q. Whatever the source of the token, chain rules remain
+    lossless: they accept it with probability p, and otherwise sample from p without this token.
     """
     return Drawn(np.array([token_id]), _CERTAIN, 0)
 
 
 def target_mass(distribution: TargetDistribution, token_ids: NDArray[np.int64]) -> tuple[NDArray[np.float64], float]:
-    """Return p of the tokens, and the mass of all other tokens.
+    """Return the target's probabilities p of the tokens, and the total mass of all other tokens.
 
     Raises:
         GenerationError: p is not a distribution, because the model's scores are not finite.
@@ -152,8 +154,8 @@ def sample_residual(
         drawn: the rejected token and its q.
         weights: residual weights of the support, shape ``[s]``.
         scale: every other token has the weight ``scale`` times p.
-        mass: sum of all weights. It is 0 only if p equals q and rounding rejected the token. Then the token is removed
-            from p, or kept if there is no other token, and the result is sampled from p.
+        mass: sum of all weights. The mass is 0 only if p equals q and rounding rejected the token. If the mass is 0,
+            the result is sampled from p without the rejected token, or from p if there is no other token.
     """
     if mass > NEGLIGIBLE:
         return distribution.draw(number, drawn.token_ids, weights, scale)

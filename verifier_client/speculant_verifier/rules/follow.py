@@ -1,12 +1,13 @@
-"""Follow*: the target chooses a token at each node, and the rule walks down the draft while it contains the choice.
+"""*Follow*: the target chooses a token at each node; the rule walks down while the draft contains the choice.
 
-The noise of a choice depends only on seed, position and token. So the draft never changes the output, only the number
-of tokens per pass. Greedy decoding is the special case without noise.
+The noise in the target's choice depends only on seed, position and token. The draft therefore never changes the output,
+only the number of tokens per pass. Greedy decoding is the special case of *follow* without noise.
 
-*NASD* is the matching rule of n-gram assisted speculative decoding. At each position it compares only the draft's first
-token, which is the most probable. After a mismatch the paper samples again, which is biased: a drafted token of
-probability p is then emitted with probability ``p + (1 - p) p``, for example .75 instead of .5. This implementation
-emits the target's choice instead, so the output equals that of *follow*, which also compares the other branches.
+*NASD* is the matching rule of n-gram assisted speculative decoding. At each position, *NASD* compares only the draft's
+first token, which is the most probable. After a mismatch, the paper samples again, which is biased. In the paper, a
+drafted token of probability p is therefore emitted with probability ``p + (1 - p) p``, for example .75 instead of .5.
+This implementation of *NASD* emits the target's choice after a mismatch. The output therefore equals that of *follow*,
+which also compares the other branches.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def follow(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdic
         uniforms: not used.
 
     Returns:
-        The accepted path, and the emitted tokens, which are always one more than the accepted nodes.
+        The accepted path, and the emitted tokens, whose number always exceeds that of the accepted nodes by one.
     """
     del uniforms
     children: dict[tuple[int, int], int] = {}
@@ -49,7 +50,7 @@ def nasd(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
         uniforms: not used.
 
     Returns:
-        The accepted path, and the emitted tokens, which are always one more than the accepted nodes.
+        The accepted path, and the emitted tokens, whose number always exceeds that of the accepted nodes by one.
     """
     del uniforms
     first_children: dict[int, int] = {}

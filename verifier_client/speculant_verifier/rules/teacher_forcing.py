@@ -9,12 +9,12 @@ from speculant_graph.types import TokenId
 from speculant_verifier.rules.draft_target import DraftTarget, TargetDistribution
 
 TargetWrapper = Callable[[DraftTarget, int, Sequence[int]], DraftTarget]
-"""Takes the target of one pass, the number of tokens emitted before the pass, and the depth of every node, the root
-first. Returns a target with the forced choices."""
+"""Function that takes the target of one pass, the number of tokens emitted before the pass, and the depth of every
+node, the root first. The function returns a target that makes the forced choices."""
 
 
 def teacher_forced(token_ids: Sequence[TokenId]) -> TargetWrapper:
-    """Return a wrapper that makes a model output these tokens; after them the model chooses freely."""
+    """Return a wrapper that makes a model output the given tokens and then choose freely."""
     return partial(_forced, tuple(token_ids))
 
 
@@ -25,7 +25,7 @@ def _forced(
 
 
 class TeacherForcedTarget:
-    """A target whose choices are given."""
+    """Target whose token choices are given in advance."""
 
     def __init__(self, token_ids: Sequence[TokenId], depths: Sequence[int], target: DraftTarget | None = None) -> None:
         """Set the choices.
@@ -39,7 +39,7 @@ class TeacherForcedTarget:
         self._token_ids, self._depths, self._target = token_ids, depths, target
 
     def choice_after(self, position: int) -> TokenId:
-        """Return the given token; see :class:`DraftTarget`."""
+        """Return the given token at a position; see :class:`DraftTarget`."""
         depth = self._depths[position]
         if self._target is None:
             return self._token_ids[depth]

@@ -5,9 +5,9 @@ the q of the next child:
 
 - *tree-wor*: siblings were sampled without replacement (Sequoia, Chen et al. 2024; RSD, Jeon et al. 2024). A rejected
   token can't be sampled again, so the next sibling was sampled from q without this token.
-- *tree-iid*: siblings were sampled independently from one q (SpecInfer's multi-step sampling, Miao et al. 2023). Tokens
-  may repeat, which wastes nodes: prefer *tree-wor* above width 2. If siblings were sampled without replacement, this
-  rule would accept them too often.
+- *tree-iid*: siblings were sampled independently from one q (SpecInfer's multi-step sampling, Miao et al. 2023).
+  Siblings may repeat a token, which wastes nodes, so *tree-wor* is preferable above width 2. For siblings that were
+  sampled without replacement, *tree-iid* would accept too often.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from speculant_verifier.rules.draft_target import (
 from speculant_verifier.rules.follow import follow
 
 NextProposal = Callable[[NDArray[np.float64], int], NDArray[np.float64]]
-"""Takes q and the index of a rejected token in its support; returns the q of the next sibling."""
+"""Function that takes q and the index of a rejected token in the support of q, and returns the q of the next
+sibling."""
 
 
 def tree_independent(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
@@ -44,8 +45,8 @@ def tree_independent(draft: Draft, target: DraftTarget, uniforms: UniformStream)
 def tree_without_replacement(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
     """Accept children sampled without replacement, in order; see :func:`_walk`.
 
-    A sibling that repeats a token is skipped. So the rule is also lossless for independently sampled siblings: without
-    repetitions they are a sample without replacement.
+    A sibling that repeats a token is skipped. The rule is therefore also lossless for independently sampled siblings:
+    without repetitions, they are a sample without replacement.
     """
     return _walk(draft, target, uniforms, _without)
 
@@ -68,7 +69,7 @@ def _walk(draft: Draft, target: DraftTarget, uniforms: UniformStream, next_propo
         next_proposal: updates q after a rejection. Children of probability 0 under the new q are skipped.
 
     Returns:
-        The accepted path and one more token.
+        The accepted path, and one more token from the target.
 
     Raises:
         GenerationError: the model's probabilities are not finite.

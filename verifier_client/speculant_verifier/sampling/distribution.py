@@ -1,10 +1,10 @@
 """The target's next-token distribution in float64, sampling from it, and the top tokens of many rows.
 
 Sampling takes the argmax of score plus Gumbel noise (Gumbel-max trick), which makes it robust against rounding.
-``argmax(log p + noise)`` is a sample from p, and the softmax normaliser does not change the argmax. With an inverse
-cumulative distribution, rounding one score would move the borders between many tokens. With the argmax, rounding
-matters only if the two largest sums differ by less than the rounding error. The noise depends on seed, position and
-token (:func:`~speculant_graph.random_stream.noise_key`), never on the draft.
+``argmax(log p + noise)`` is a sample from p, and the softmax normaliser does not change the argmax. Sampling by the
+inverse cumulative distribution would be less robust: rounding one score would move the borders between many tokens.
+With the argmax, rounding matters only if the two largest sums differ by less than the rounding error. The noise depends
+on seed, position and token (:func:`~speculant_graph.random_stream.noise_key`), never on the draft.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Distribution:
     """Probabilities of the tokens that remain after a request's logits processors."""
 
     token_ids: NDArray[np.int64] | None
-    """Kept tokens, shape ``[s]``, ascending; None: the whole vocabulary."""
+    """Token ids that the processors kept, shape ``[s]``, ascending; None for the whole vocabulary."""
     probabilities: NDArray[np.float64]
     """Probabilities of the kept tokens, shape ``[s]``; their sum is 1."""
 
@@ -64,7 +64,7 @@ class Distribution:
         return np.where(self.token_ids[indices] == token_ids, self.probabilities[indices], 0.0)
 
     def draw(self, number: float, token_ids: NDArray[np.int64], weights: NDArray[np.float64], scale: float) -> TokenId:
-        """Sample by inverting the cumulative weights; a token of weight 0 is never sampled.
+        """Sample a token by inverting the cumulative weights; a token with weight 0 is never sampled.
 
         If rounding left no weight above 0, the token is sampled from the distribution itself.
 
@@ -117,11 +117,11 @@ def _inverse_cumulative(weights: NDArray[np.float64], number: float) -> int:
 
 
 def top_tokens(logits: Tensor, count: int) -> Tensor:
-    """Return the tokens of the largest logits of every row, best first.
+    """Return the tokens with the largest logits of every row, best first.
 
-    The top tokens are in the blocks with the largest maxima. One pass over the logits finds these blocks, and the
-    remaining work reads few numbers. On a CPU this takes a third of the time of ``topk`` over 201,088 logits, about as
-    long as a copy.
+    The top tokens of a row are always in the blocks of logits with the largest maxima. One pass over all logits finds
+    the blocks with the largest maxima, and the remaining work reads few numbers. Over 201,088 logits on a CPU, this
+    method takes a third of the time of ``topk``, about as long as a copy.
 
     Args:
         logits: shape ``[..., V]``, any device and float dtype.
@@ -162,7 +162,7 @@ def top_logprobs(logits: Tensor, count: int) -> NDArray[np.float64]:
 
 
 _WORD_BITS = 52
-"""Number of bits of a random word that are used for noise. With this number the noise is below 53 ln 2."""
+"""Number of bits of a random word that are used for noise. With this number of bits, the noise is below 53 ln 2."""
 
 
 def gumbel_argmax(scores: NDArray[np.float32], seed: int, position: int) -> tuple[TokenId, float]:
@@ -174,8 +174,8 @@ def gumbel_argmax(scores: NDArray[np.float32], seed: int, position: int) -> tupl
         position: absolute index of the sampled token in the sequence.
 
     Returns:
-        The token, and its score plus noise. This sum is not finite if a score is NaN or +inf, or if all scores are
-        -inf.
+        The sampled token, and its score plus its noise. The sum of score and noise is not finite if a score is NaN or
+        +inf, or if all scores are -inf.
     """
     return _core.gumbel_argmax(scores, noise_key(seed, position))
 
@@ -189,7 +189,7 @@ def gumbel_argmaxs(scores: Tensor, seed: int, positions: Sequence[int]) -> list[
         positions: positions of the ``T`` sampled tokens.
 
     Returns:
-        The result of :func:`gumbel_argmax` for every row, up to the last bits of the sum.
+        For every row, the same result as :func:`gumbel_argmax`, except for the last bits of the sum.
     """
     keys = torch.tensor([_signed(noise_key(seed, position)) for position in positions], device=scores.device)
     word = torch.arange(scores.shape[-1], device=scores.device) * _signed(TOKEN_FACTOR) + _signed(TOKEN_OFFSET)
@@ -209,5 +209,5 @@ def _signed(number: int) -> int:
 
 
 def _shifted(words: Tensor, count: int) -> Tensor:
-    """Shift words to the right as unsigned numbers, a type that torch lacks."""
+    """Shift words right as unsigned integers, a type that torch lacks."""
     return (words >> count) & ((1 << (64 - count)) - 1)

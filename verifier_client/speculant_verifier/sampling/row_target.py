@@ -1,7 +1,7 @@
 """The target model at the nodes of one row's draft, as seen by verification rules.
 
-The logits of a node are processed only when a rule reads them. So even logits processors with a state see exactly the
-emitted tokens. On a GPU every read is a transfer, so choices that do not depend on earlier tokens are made for all
+The logits of a node are processed only when a rule reads them. Even stateful logits processors therefore see exactly
+the emitted tokens. On a GPU every read is a transfer, so choices that do not depend on earlier tokens are made for all
 nodes at once.
 """
 
@@ -24,7 +24,7 @@ from speculant_verifier.sampling.sampler import Sampler
 
 @dataclass(frozen=True, slots=True)
 class RowContext:
-    """The request and sequence of one row of a pass."""
+    """Sampler, sequence and draft of one row of a pass."""
 
     sampler: Sampler
     """The request's sampler."""
@@ -53,7 +53,7 @@ class RowTarget:
 
         Args:
             sampler: the request's sampler.
-            logits: ``[T, V]``, any float dtype; rows after the draft's last node are ignored.
+            logits: shape ``[T, V]``, any float dtype; rows after the draft's last node are ignored.
             token_ids: the sequence so far; must not change while the target is used.
             draft: the draft that follows the sequence.
             chosen: choices that were already made: per node, the token and a number that is finite if the choice is
@@ -91,7 +91,8 @@ class RowTarget:
     def top_after(self, position: int, k: int) -> tuple[tuple[TokenId, ...], tuple[float, ...]]:
         """Return the k most probable tokens at a position, best first, and their log-probabilities.
 
-        They are the model's own: the log-softmax of its logits before temperature and all other processors.
+        These log-probabilities are the log-softmax of the model's raw logits, before temperature and all other
+        processors.
         """
         raw = self._logits[position].float()
         top = torch.topk(raw, min(k, len(raw)))
@@ -100,7 +101,8 @@ class RowTarget:
     def logprobs_after(self, position: int, token_id: TokenId, k: int) -> TokenLogprobs:
         """Return the log-probabilities of a token and of the k most probable tokens at a position.
 
-        They are the model's own: the log-softmax of its logits before temperature and all other processors.
+        These log-probabilities are the log-softmax of the model's raw logits, before temperature and all other
+        processors.
         """
         raw = self._logits[position].float()
         logprob = float(raw[token_id] - raw.logsumexp(-1))
@@ -117,7 +119,7 @@ class RowTarget:
         return self._choice_of(position, self._allowed(position))
 
     def _allowed(self, position: int) -> Tensor:
-        """Return the logits, masked by the constraint."""
+        """Return the logits at a position, masked by the constraint on the output."""
         constraint = self._sampler.constraint
         if constraint is None:
             return self._logits[position]
@@ -178,10 +180,10 @@ class RowTarget:
 
 
 def targets_of(logits: Tensor, rows: Sequence[RowContext]) -> list[RowTarget]:
-    """Return a target for every row of a pass.
+    """Return a :class:`RowTarget` for every row of a pass.
 
     Args:
-        logits: ``[n, T, V]``, any float dtype and device; on a CPU nothing is computed yet.
+        logits: shape ``[n, T, V]``, any float dtype and device; on a CPU, no token is chosen yet.
         rows: context of every row, in the same order.
     """
     on_cpu = logits.device.type == "cpu"
@@ -192,11 +194,11 @@ def targets_of(logits: Tensor, rows: Sequence[RowContext]) -> list[RowTarget]:
 
 
 def choices_at_once(logits: Tensor, rows: Sequence[RowContext]) -> list[Sequence[tuple[TokenId, float]]]:
-    """Make choices for all nodes, with one transfer for all greedy rows and one for each sampled row.
+    """Choose tokens for all nodes, with one device transfer for all greedy rows and one for each sampled row.
 
     Returns:
-        For each row and node, a token and a number that is finite if the choice is valid; empty for rows whose choices
-        must be made one by one.
+        For each row and node, a token and a number that is finite if the token is valid. A row is empty if its tokens
+        must be chosen one by one.
     """
     chosen: list[Sequence[tuple[TokenId, float]]] = [()] * len(rows)
     greedy = [index for index, row in enumerate(rows) if row.sampler.is_plain_greedy]

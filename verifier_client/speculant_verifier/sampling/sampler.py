@@ -1,6 +1,6 @@
 """Sampling of one request: validated settings, random streams and logits processors.
 
-The processors are transformers' own, in transformers' order.
+The logits processors are transformers' own classes and run in the same order as in transformers.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from speculant_verifier.structured.constraint import Constraint
 
 
 class CountPenalties(LogitsProcessor):
-    """Lowers the logits of emitted tokens by ``presence`` once, and by ``frequency`` per emission.
+    """Lowers the logit of every emitted token by ``presence``, and by ``frequency`` for each time it was emitted.
 
-    Tokens of the prompt do not count. The penalties are defined as in OpenAI's API reference; transformers lacks them.
+    The penalties ignore the tokens of the prompt. The penalties are defined as in OpenAI's API reference; transformers
+    lacks them.
     """
 
     def __init__(self, prompt_length: int, presence: float, frequency: float) -> None:
@@ -44,7 +45,7 @@ class CountPenalties(LogitsProcessor):
         self._prompt_length, self._presence, self._frequency = prompt_length, presence, frequency
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return new scores ``[n, V]`` for sequences ``[n, L]``."""
+        """Return the scores with penalties applied, ``[n, V]``, for sequences ``[n, L]``."""
         scores = scores.clone()
         for row, emitted in zip(scores, input_ids[:, self._prompt_length :], strict=True):
             tokens, counts = emitted.unique(return_counts=True)
@@ -102,7 +103,7 @@ def end_token_ids_of(config: GenerationConfig, declared: Collection[TokenId]) ->
 
 
 def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
-    """Reject settings that are invalid for a vocabulary.
+    """Reject settings that are invalid for the model's vocabulary.
 
     Raises:
         GenerationError: a setting is invalid; the message names it and the fix.
@@ -141,7 +142,7 @@ def check_settings(config: GenerationConfig, vocabulary_size: int) -> None:
 
 
 _CONTEXT_FREE = frozenset((MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper))
-"""Processors that read only the scores, so they may process many nodes at once and in any order."""
+"""Logits processors that read only the scores and can therefore process many nodes at once, in any order."""
 
 _TOKENWISE = frozenset(
     (
@@ -152,7 +153,7 @@ _TOKENWISE = frozenset(
         TemperatureLogitsWarper,
     )
 )
-"""Processors that change each score independently of all others."""
+"""Logits processors that change each score independently of all other scores."""
 
 
 class Sampler:
@@ -172,13 +173,13 @@ class Sampler:
         self.config = config
         self.constraint = constraint
         self.can_choose_first = all(type(each) in _TOKENWISE for each in processors)
-        """Whether a token chosen without the constraint, if it is allowed, is also the token chosen with the
-        constraint."""
+        """Whether choosing without the constraint gives the same token as choosing with it, provided that this token is
+        allowed."""
         self.processors = processors
         self.seed = config.seed
         self.is_greedy = config.temperature == 0.0
         self.is_plain_greedy = self.is_greedy and not processors
-        """Whether a choice is simply the largest logit."""
+        """Whether the chosen token is simply the token with the largest logit."""
         self.needs_prefix = not all(_is_context_free(processor) for processor in processors)
         """Whether scores depend on earlier tokens, so that nodes must be processed sequentially."""
         self._rule_numbers = itertools.count()
@@ -188,12 +189,12 @@ class Sampler:
     def scores(self, logits: Tensor, prefix_ids: Sequence[TokenId] | Tensor) -> Tensor:
         """Apply the processors.
 
-        Processors with a state see every position once and in order if the caller asks for the positions that way.
+        Stateful processors see every position once and in order if the caller requests the scores in this way.
 
         Args:
-            logits: ``[V]``, any float dtype.
-            prefix_ids: exactly the tokens before this position; int64 ``[L]`` if it is a tensor. Only used if
-                ``needs_prefix``.
+            logits: shape ``[V]``, any float dtype.
+            prefix_ids: exactly the tokens before this position; int64 ``[L]`` if it is a tensor. These tokens are used
+                only if ``needs_prefix`` is True.
 
         Returns:
             Scores, float32 ``[V]``.
@@ -202,7 +203,7 @@ class Sampler:
         return self._processed(logits[None], prefix[None])[0]
 
     def scores_of_all(self, logits: Tensor) -> Tensor:
-        """Apply the processors to many nodes at once, ``[T, V]``; only if no prefix is needed."""
+        """Apply the processors to many nodes at once, ``[T, V]``; this requires that ``needs_prefix`` is False."""
         return self._processed(logits, torch.empty((len(logits), 0), dtype=torch.int64, device=logits.device))
 
     def _processed(self, logits: Tensor, prefix: Tensor) -> Tensor:
@@ -232,7 +233,7 @@ class Sampler:
         return torch.from_numpy(self._prefix[:length].copy())  # a processor may keep its input
 
     def next_number(self) -> float:
-        """Return the next number in [0, 1) of the request's stream for rules; no number is used twice."""
+        """Return the next random number in [0, 1) for the request's verification rule; no number is used twice."""
         return uniform(self.seed, next(self._rule_numbers), RULE_STREAM)
 
 
@@ -243,7 +244,7 @@ def _is_context_free(processor: LogitsProcessor) -> bool:
 
 
 def _is_over(processor: MinNewTokensLengthLogitsProcessor, prefix: Tensor) -> bool:
-    """Return whether the processor can be skipped: it changes no score, and a call takes longer than all others."""
+    """Return whether the processor no longer changes scores and can be skipped; it is the slowest of all."""
     return prefix.shape[-1] - processor.prompt_length_to_skip >= processor.min_new_tokens
 
 
@@ -261,12 +262,12 @@ def _can_be_quick(processor: TopPLogitsWarper, scores: Tensor) -> bool:
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
     """Apply a top-p filter without a full sort: return the scores, with -inf for tokens outside the nucleus.
 
-    Sorting 200,000 scores would dominate the time. Only tokens near the border of the nucleus must be sorted: the
-    probabilities are summed in buckets of similar values, and only one bucket is sorted.
+    Sorting all 200,000 scores of a large vocabulary would dominate the time. The probabilities are summed in buckets of
+    similar values, and only the bucket at the border of the nucleus is sorted.
 
     The result equals ``TopPLogitsWarper(top_p)``, except for tokens with a cumulative probability within about 1e-6 of
-    the border (softmax rounding). Among equal scores at the border, the larger token ids are kept; transformers keeps
-    the same number of tokens, but does not define which.
+    the border (softmax rounding). If scores at the border are equal, the larger token ids are kept. For equal scores,
+    transformers keeps the same number of tokens, but does not define which ones.
 
     Args:
         scores: float32 ``[V]`` on the CPU; no score is NaN, and at least one is above -inf.

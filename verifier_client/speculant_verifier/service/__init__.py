@@ -1,1 +1,1 @@
-"""The verifier as a service: gRPC and HTTP APIs over one decoder."""
+"""The verifier as a service: gRPC and HTTP APIs that share one decoder."""

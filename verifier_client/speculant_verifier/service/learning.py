@@ -1,7 +1,7 @@
 """Trains the draft model of a running verifier: counts failures, runs a training process, and loads the new adapter.
 
-The server does this and not the decoder, because a library should not start processes, and only a server runs long
-enough for a training.
+Training is the task of the server and not of the decoder. A library should not start processes, and only a server runs
+long enough for a training.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STOP_WAIT_S = 3.0
 
 
 def output_of(records: Path, draft_model: DraftModelConfig) -> Path:
-    """Return the path at which an adapter is published after a draft model was trained on a records folder."""
+    """Return the path at which the adapters of a draft model that is trained on a records folder are published."""
     return records / "adapters" / PurePath(draft_model.name).name
 
 

@@ -1,6 +1,7 @@
 """A verifier's metrics as Prometheus text.
 
-No label has values that clients choose (tenants, graphs, request ids): every such value would add a time series.
+No label takes values that clients choose (tenants, graphs, request ids), because every new value would add a time
+series.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RequestKey = tuple[str, str, str]
 
 _PREFIX = "speculant_verifier_"
 _DEEPEST = 32
-"""Greatest depth with its own count of nodes; deeper nodes are added to this count."""
+"""Greatest draft depth that has its own count of nodes; deeper nodes are added to this count."""
 _PHASES = ("prefill", "draft", "forward", "verify", "commit", "total")
 
 _Numbers = Callable[[SpeculativeDecoder], Iterable[tuple[str, float]]]
@@ -55,7 +56,7 @@ _COUNTERS = (
     ("offload_experts", "offload.num_wanted", "Experts that passes needed, if the model's experts are streamed."),
     ("offload_experts_found", "offload.num_found", "Needed experts that were already in memory."),
 )  # fmt: skip
-"""Name of each metric, path of its number (see :func:`_sources`), and description."""
+"""For each counter: its name, the path of its number (see :func:`_sources`), and its description."""
 _GAUGES = (
     ("running_sequences", "engine.num_running", "Sequences in the batch."),
     ("waiting_sequences", "engine.num_waiting", "Sequences waiting for a slot in the batch."),
@@ -153,7 +154,7 @@ class _VerifierCollector(Collector):
 
 
 def _sources(decoder: SpeculativeDecoder) -> dict[str, object]:
-    """Return the objects that have the numbers, with the first word of their paths as keys."""
+    """Return the objects from which metrics are read, by the first word of the metrics' paths."""
     return {
         "engine": decoder.engine,
         "admission": decoder.engine.admission,

@@ -26,7 +26,7 @@ from speculant_verifier.results import StepEvent
 
 _RETRY_S = 1.0
 _MAX_SAMPLES = 16
-"""Maximum number of samples of one request, over all its prompts."""
+"""Maximum number of samples that one request may ask for, over all its prompts."""
 
 
 class Load:
@@ -53,8 +53,9 @@ class Load:
         """Reserve capacity for the sequences of one gRPC or HTTP request.
 
         Yields:
-            A function that releases the capacity of one sequence. Call it as soon as a sequence ends, because the
-            client may read slowly. The capacity of all other sequences is released at the end of the block.
+            A function that releases the capacity of one sequence. The function must be called as soon as a sequence
+            ends, because the client may read slowly. The capacity of all other sequences is released at the end of the
+            ``with`` block.
 
         Raises:
             SpeculantError: the request is refused; see :meth:`require_capacity`.
@@ -116,7 +117,7 @@ def shutting_down() -> ShutdownError:
 def context_problem(
     num_prompt_tokens: int, max_tokens: int, max_length: int, field: str = "max_tokens"
 ) -> ApiError | None:
-    """Return the error of a request whose prompt and new tokens exceed the model's context; None if they fit.
+    """Return an error if a request's prompt and new tokens exceed the model's context; None if they fit.
 
     Args:
         num_prompt_tokens: length of the prompt.
@@ -165,7 +166,8 @@ async def paced_events_of(
 ) -> AsyncGenerator[StepEvent | None, None]:
     """Decode for a client that may read slowly; capacity is released as soon as the engine finishes a sequence.
 
-    Unread events wait in memory, up to the whole output. Closing the iterator cancels the request.
+    Events that the client has not read wait in memory, if necessary all events of the output. Closing the iterator
+    cancels the request.
 
     Args:
         decoder: the decoder.
@@ -177,7 +179,7 @@ async def paced_events_of(
         shared_length: number of tokens at the start of every prompt that later prompts will probably share.
 
     Yields:
-        Events, and also None: once when the request is admitted, and after every pause.
+        Decoding events; also None, once when the request is admitted, and after every pause.
 
     Raises:
         SpeculantError: there is no capacity (raised before anything is yielded), or a sequence failed.

@@ -29,13 +29,13 @@ from speculant_verifier.service.requests import Load, shutting_down
 from speculant_verifier.service.service import ADMIN_SERVICE_NAME, SERVICE_NAME, VerifierAdminService, VerifierService
 
 GRACE_S = 60.0
-"""Number of seconds that running requests have to finish at shutdown; a second signal ends them at once."""
+"""Number of seconds in which running requests may finish at shutdown; a second stop signal ends them at once."""
 _DRAIN_NOTICE_S = 2.0
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class VerifierServer:
-    """A verifier in the current event loop; an async context manager that serves within its block."""
+    """Runs a verifier in the current event loop, as an async context manager that serves within its block."""
 
     def __init__(
         self,
@@ -82,11 +82,11 @@ class VerifierServer:
         self._draining: asyncio.Task[bool] | None = None
         self._is_stop_forced = False
         self.addresses: list[str] = []
-        """Addresses of the gRPC service."""
+        """Addresses on which the gRPC service listens."""
         self.admin_addresses: list[str] = []
-        """Addresses of the gRPC admin service."""
+        """Addresses on which the gRPC admin service listens."""
         self.http_address = ""
-        """Address of the HTTP API."""
+        """Address on which the HTTP API listens."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -142,7 +142,7 @@ class VerifierServer:
         logger.info("verifier ready on {}{}", ", ".join([*self.addresses, *urls]), more)
 
     async def stop(self) -> None:
-        """Report NOT_SERVING, let running requests finish, and release everything."""
+        """Report NOT_SERVING, let running requests finish, and release all resources."""
         self._load.is_draining = True
         if self._learning is not None:
             await asyncio.to_thread(self._learning.close)
@@ -201,7 +201,7 @@ class VerifierServer:
         return render_metrics(self._decoder, self._load, requests)
 
     async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; while the model is loading, answer with an error that says so."""
+        """Answer an HTTP request; while the model is loading, answer with an error that says so."""
         app = self._app
         if app is None and scope["path"] == "/metrics":
             app = PlainTextResponse(self._render_metrics(), media_type=METRICS_TYPE)

@@ -41,7 +41,7 @@ RULE_OF_NUMBER: dict[int, RuleName] = {
     pb.VERIFICATION_RULE_TREE_INDEPENDENT: "tree-iid",
     pb.VERIFICATION_RULE_GUMBEL: "gumbel",
 }
-"""Names of verification rules, by their numbers in messages."""
+"""Names of verification rules, by their numbers in gRPC messages."""
 
 _SEED_BITS = 63
 _MOST_ENTRIES = {"logit_biases": 1024, "stop_strings": 16, "stop_token_ids": 1024}
@@ -57,11 +57,11 @@ _REPORTED = (
     "num_steps", "num_steps_without_drafter", "num_drafted", "num_accepted", "drafted_by_depth", "accepted_by_depth",
     "num_drafts", "num_from_target_cache", "num_from_prefix_cache", "num_tried", "rolling_acceptance", "warning",
 )  # fmt: skip
-"""Fields of a result that its statistics message also has."""
+"""Fields that a generation result and its statistics message have in common."""
 
 
 class VerifierService:
-    """Answers the methods of ``verifier.proto``."""
+    """Implements the generation service of ``verifier.proto``."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class VerifierService:
         )
 
     async def generate(self, payload: bytes, call: Call) -> None:
-        """Continue a prompt, and send one message per step."""
+        """Continue a prompt, and send one response message per decoding step."""
         decoder = self._read_decoder()
         request = parsed(pb.GenerateRequest, payload)
         speculation = request.speculation
@@ -108,7 +108,7 @@ class VerifierService:
 
 
 def parsed(kind: Any, payload: bytes) -> Any:
-    """Parse a message of a protobuf class.
+    """Parse bytes as a message of a protobuf class.
 
     Raises:
         DraftRequestError: the bytes are not such a message.
@@ -136,7 +136,7 @@ def _token_ids(request: pb.GenerateRequest, decoder: SpeculativeDecoder) -> list
 
 
 def _response(event: StepEvent, seed: int) -> pb.GenerateResponse:
-    """Return the response message of one step.
+    """Return the response message for one decoding step.
 
     Args:
         event: the step's event.
@@ -179,12 +179,13 @@ def generation_config(
     defaults: GenerationConfig,
     end_token_ids: frozenset[TokenId],
 ) -> GenerationConfig:
-    """Return the settings that a request asks for.
+    """Return the generation settings that a request asks for.
 
     Args:
         sampling: how tokens are chosen.
         speculation: how drafts are made and verified.
-        defaults: the server's settings, for fields that the request omits. An omitted seed is drawn at random.
+        defaults: the server's settings, for fields that the request omits. If the request omits the seed, the server
+            draws one at random.
         end_token_ids: the model's end tokens.
 
     Raises:
@@ -230,7 +231,7 @@ def _rule(number: int) -> RuleName:
 
 
 class VerifierAdminService:
-    """Manages the draft model's adapters."""
+    """Implements the admin service, which manages the draft model's adapters."""
 
     def __init__(self, read_decoder: Callable[[], SpeculativeDecoder]) -> None:
         """Create the service.

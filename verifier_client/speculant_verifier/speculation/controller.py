@@ -1,9 +1,9 @@
 """``auto`` speculation: chooses how many nodes to draft, possibly none, so that the whole batch runs fastest.
 
 Rows of a pass are padded to one width, so one width is chosen for all (:class:`~speculant_graph.budget.StepBudget`). A
-node's chance of acceptance is estimated from earlier drafts: by its depth, or by the drafter's probability, corrected
-by how often such predictions came true. If no draft pays off, the controller tries one again after a pause, which
-doubles after each failure.
+node's acceptance probability is estimated from earlier drafts, either by its depth or by the drafter's probability. The
+drafter's probability is corrected by how often such predictions came true. If no draft pays off, the controller pauses
+and then makes a trial draft; the pause doubles after each failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_DEPTH = 64
 _MEMORY = 0.95
 """Factor by which a draft's weight decays with every later draft."""
 _PRIOR_ACCEPTANCE, _PRIOR_WEIGHT = 0.7, 1.0
-"""Prior acceptance of a node whose parent was accepted, and the weight of this prior, in nodes."""
+"""Prior acceptance rate of a node whose parent was accepted, and the weight of this prior, in nodes."""
 _INHERITED_WEIGHT = 2.0
 """Weight of other sequences' history in a new sequence's estimates, in nodes."""
 _SHARED_WEIGHT = 2.0
@@ -34,16 +34,16 @@ _LARGEST_PROBE = 2
 
 
 class AcceptanceHistory:
-    """Acceptance by depth, and how often drafters' predictions came true; recent drafts count most.
+    """Records acceptance by depth and how often drafters' predictions came true; recent drafts count most.
 
-    For every depth it stores how often a node was accepted if its parent was accepted. Depths without recent drafts are
-    assumed to be like all other depths.
+    For every depth, the history stores how often a node whose parent was accepted was accepted itself. At depths
+    without recent drafts, acceptance is assumed to be the same as at all other depths.
     """
 
     __slots__ = ("_accepted", "_predicted", "_prior", "_reached", "_realised")
 
     def __init__(self, expected: AcceptanceHistory | None = None) -> None:
-        """Begin with the history of other sequences, if any."""
+        """Start from the history of other sequences, if there is one."""
         self._reached = np.zeros(MAX_DEPTH)
         self._accepted = np.zeros(MAX_DEPTH)
         if expected is None:
@@ -65,7 +65,7 @@ class AcceptanceHistory:
 
     @property
     def calibration(self) -> float:
-        """Recent ratio of accepted to predicted nodes; at most 1."""
+        """Recent ratio of accepted nodes to the number that the drafter predicted; at most 1."""
         return min(1.0, self._realised / self._predicted)
 
     def observe(self, depths: Sequence[int], num_accepted: int, predicted: float) -> None:
@@ -88,10 +88,10 @@ class AcceptanceHistory:
 
 
 class DraftLengthController:
-    """Decides how much to draft in every step of one engine."""
+    """Decides how many nodes to draft in every step of one engine."""
 
     def __init__(self, budget: StepBudget, *, has_predictions: bool, is_measured: bool = False) -> None:
-        """Begin without observed drafts.
+        """Start without a history of drafts.
 
         Args:
             budget: the step budget.
@@ -110,7 +110,7 @@ class DraftLengthController:
         return AcceptanceHistory(self._everyone)
 
     def budgets(self, histories: Sequence[AcceptanceHistory | None], limits: Sequence[int]) -> list[int]:
-        """Return the node budget of every row.
+        """Return the maximum number of nodes to draft for every row.
 
         Args:
             histories: the history of every row; None for rows that always use their limit.
@@ -140,8 +140,8 @@ class DraftLengthController:
     ) -> list[Sequence[int]]:
         """Return the indices of each draft's nodes that pay off, ascending; a node's ancestors are always included.
 
-        Nodes may be dropped because of their tokens only if the rule ignores q (``can_trim``). A rule that compares p
-        with q would favour the kept nodes.
+        Dropping nodes because of their tokens is allowed only if the verification rule ignores q (``can_trim``). A rule
+        that compares p with q would favour the kept nodes.
 
         Args:
             histories: as in :meth:`budgets`.
@@ -184,12 +184,12 @@ class DraftLengthController:
     def least_probability(self, limits: Sequence[int]) -> float:
         """Return the path probability below which no node of this step can pay off.
 
-        It is 0 with several rows, because a node costs nothing if another row makes the pass as wide.
+        With several rows the result is 0, because a node costs nothing if another row makes the pass as wide.
         """
         return self._budget.prices(1, max(limits)).least_probability if len(limits) == 1 else 0.0
 
     def _best_width(self, gains: NDArray[np.float64]) -> int:
-        """Return the most profitable width, for node values in descending order, shape ``[rows, nodes]``."""
+        """Return the most profitable pass width for node gains ``[rows, nodes]`` in descending order."""
         num_rows, most = gains.shape
         prices = self._budget.prices(num_rows, num_rows * most)
         seconds = np.ascontiguousarray(prices.seconds[num_rows::num_rows])

@@ -15,23 +15,23 @@ from speculant_graph.budget import CURVES, CostCurve
 from speculant_graph.budget.pass_cost import MAX_POINT
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64)
-"""Numbers of tokens per row for which a table has a time, measured or estimated."""
+"""Numbers of tokens per row for which a cost table has a measured or estimated time."""
 
 _FEWEST_KNOWN = 64
-"""Minimum number of tokens per row up to which estimates are computed together."""
+"""Estimates are computed together for at least all passes up to this number of tokens per row."""
 _Curve = tuple[int, NDArray[np.float64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
 class CostPoint:
-    """One pass with its time, measured or predicted."""
+    """The duration of one forward pass, measured or predicted."""
 
     batch: Annotated[int, Field(ge=1)]
     """Number of rows."""
     tokens: Annotated[int, Field(ge=1, le=MAX_POINT)]
     """Number of tokens of each row: the last known token and the drafted nodes."""
     ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    """Milliseconds of the pass."""
+    """Duration of the pass in milliseconds."""
     is_measured: bool = True
     """Whether the time was measured; otherwise it was predicted from the bytes that the pass reads."""
 
@@ -40,22 +40,22 @@ class CostPoint:
 class CostTable:
     """Times of measured passes, and estimates for all other passes.
 
-    For unmeasured numbers of :data:`TOKENS`, the time follows the typical curve. The curve is scaled to pass through
-    both adjacent measured points or, beyond the last measured point, through this point. Between these numbers and
-    beyond the last number, times are linear. A pass never costs less than a pass with fewer tokens. Between two
-    measured batches, the time is interpolated linearly. Outside the measured range, a batch costs as much as the
-    nearest measured batch with the same total number of tokens.
+    For each number in :data:`TOKENS` that was not measured, the time follows the typical cost curve. The typical curve
+    is scaled to meet both adjacent measured points or, beyond the last measured point, this point alone. Between the
+    numbers of tokens with a known time, and beyond the last one, times are linear. A pass never costs less than a pass
+    with fewer tokens. For a batch size between two measured sizes, the time is interpolated linearly. A batch size
+    outside the measured range costs as much as the nearest measured size with the same total number of tokens.
     """
 
     points: tuple[CostPoint, ...]
-    """Passes with their times, all distinct; every batch has a pass over one token per row."""
+    """Passes and their durations, all distinct; every batch size has a pass over one token per row."""
     context: Annotated[int, Field(ge=0)]
-    """Number of tokens in the cache of every row."""
+    """Number of tokens in every row's KV cache during the measurement."""
     typical: Literal["dense", "cpu-moe"] = "dense"
-    """Name of the typical curve, see :data:`~speculant_graph.budget.CURVES`."""
+    """Name of the typical cost curve, see :data:`~speculant_graph.budget.CURVES`."""
 
     def __post_init__(self) -> None:
-        """Check that every batch has a pass over one token per row.
+        """Check that every batch size has a pass over one token per row.
 
         Raises:
             ValueError: a batch has no such pass.
@@ -79,7 +79,7 @@ class CostTable:
 
     @property
     def fewest_widths(self) -> int:
-        """Smallest number of measured widths of any batch."""
+        """Number of widths of the batch size that has the fewest widths in the table."""
         return min(sum(point.batch == batch for point in self.points) for batch in {each.batch for each in self.points})
 
     @cached_property
@@ -87,7 +87,7 @@ class CostTable:
         return {}
 
     def ms(self, batch: int, tokens: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Estimate the milliseconds of passes.
+        """Estimate the durations of passes, in milliseconds.
 
         Args:
             batch: number of rows, at least 1.
@@ -111,7 +111,7 @@ class CostTable:
         return float(times[1] / times[0])
 
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
-        """Return the cost of passes; see :class:`~speculant_graph.budget.PassCost`. Rows are padded to one width."""
+        """Return the seconds per pass, with rows padded to one width; see :class:`~speculant_graph.budget.PassCost`."""
         known = self._tables.get(num_rows)
         if known is None or len(known) <= most_tokens:
             tokens = np.maximum(np.arange(max(_FEWEST_KNOWN * num_rows, most_tokens) + 1), num_rows)
@@ -139,7 +139,7 @@ def _filled(
         typical: curve whose shape the estimates follow.
 
     Returns:
-        All numbers of tokens, and their times.
+        All numbers of tokens per row, and the measured or estimated time of each.
     """
     shape, last = typical.seconds(1, max(TOKENS[-1], int(widths[-1]))), int(widths[-1])
     filled = np.union1d(widths, TOKENS)

@@ -1,8 +1,8 @@
 """Measures the cost of forward passes, within a time budget, and stores it in the user's cache folder.
 
-One file has the costs of one model, machine and configuration. If it is damaged, costs are measured again. Passes that
-stream weights take seconds, so only two of them run; the costs of other passes are predicted from the bytes that they
-read.
+Each cache file has the costs for one combination of model, machine and configuration. If a cache file is damaged, the
+costs are measured again. If a model streams weights, passes take seconds, so only two are measured. The costs of other
+passes are predicted from the bytes that they read.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _SHARE_OF_SETUP = 0.4
 """Share of the time budget for filling caches and running every pass once; passes that would exceed it are not
 measured."""
 _LONGEST_PASS = 0.005
-"""Share of the time budget that a pass over one token may take. If it takes longer, caches stay empty, because filling
-them takes as long as dozens of passes."""
+"""Share of the time budget that a pass over one token may take. If a pass over one token takes longer, the caches stay
+empty during the measurement, because filling them takes as long as dozens of passes."""
 _FEWEST_WIDTHS = 2
-"""Minimum number of measured widths of a batch. A batch with fewer is omitted, because a single width does not show the
-cost per token."""
+"""Minimum number of widths that must be measured for a batch size. A batch size with fewer widths is omitted, because a
+single width does not show the cost per token."""
 _SILENCE_S = 2.0
-"""Minimum number of seconds between lines in the log."""
+"""Minimum number of seconds between two progress lines in the log."""
 _VERSION = 5
 """Version of the measurement and its file; files of other versions are ignored."""
 _FOLDER_MODE = 0o700
@@ -55,7 +55,7 @@ _Point = tuple[int, int]
 
 
 def batches_up_to(largest: int) -> tuple[int, ...]:
-    """Return the batches to measure for engines of up to ``largest`` sequences, the most frequent first."""
+    """Return the batch sizes to measure for engines of up to ``largest`` sequences, the most frequent first."""
     return tuple(dict.fromkeys((1, largest, *(batch for batch in BATCHES if batch < largest))))
 
 
@@ -133,11 +133,12 @@ def measure_costs(
     budget_s: float = BUDGET_S,
     urgent: Iterable[int] = (1, 2),
 ) -> CostTable:
-    """Measure the cost of this model's passes.
+    """Measure the durations of the model's forward passes.
 
-    Every pass is run once and then repeatedly, interleaved with all others, so that noise affects all of them; the
-    smallest time counts. If the budget is short, the last batches and longest rows are omitted, and the rest is run
-    fewer times. The tokens are random; in a mixture of experts they activate as many experts as any text.
+    Every pass runs once and then repeatedly, interleaved with all others, so that noise affects all passes alike. The
+    shortest time counts. If the time budget is short, the last batch sizes and the longest rows are omitted, and all
+    other passes run fewer times. The measured passes use random tokens, which activate as many experts of a mixture as
+    any text.
 
     Args:
         target: the model.
@@ -145,9 +146,9 @@ def measure_costs(
         tokens: numbers of tokens per row; 1 is always measured.
         context: number of tokens in the cache of every row; None: :data:`CONTEXT`, or 0 for a slow model.
         budget_s: time budget, in seconds. The first two passes always run; a later pass starts only if it can end in
-            time. For a model with streamed weights only two passes run, with empty caches. The first is over one token.
-            With streamed layers, the second is over the most tokens. With streamed experts, it is over two tokens, and
-            the costs of wider passes are predicted.
+            time. For a model with streamed weights only two passes run, with empty caches. With streamed weights, the
+            first pass is over one token. With streamed layers, the second pass is over the maximum number of tokens.
+            With streamed experts, the second pass is over two tokens, and the costs of wider passes are predicted.
         urgent: numbers of tokens per row that are measured before all others, if they are in ``tokens``.
     """
     rows, first, wanted = [*dict.fromkeys(batches)], {1, *urgent}, {1, *tokens}
@@ -172,8 +173,8 @@ def measure_costs(
 def _order(rows: list[int], widths: list[int], urgent: set[int]) -> Iterator[_Point]:
     """Yield all passes, the most important first.
 
-    All widths of the first two batches precede further batches, because linear interpolation between two batches errs
-    less than a typical curve between two widths.
+    All widths of the first two batch sizes precede further batch sizes. Linear interpolation between two batch sizes
+    errs less than a typical curve between two widths.
     """
     first = [width for width in widths if width in urgent] or widths[:1]
     for some in (rows[:2], rows[2:]):
@@ -207,7 +208,7 @@ class _Measurement:
     def may_run(self, point: _Point, *, is_urgent: bool) -> bool:
         """Return whether a pass is one of the first two, or would end in time at the cost per token measured so far.
 
-        Urgent passes may use the whole budget.
+        Urgent passes may use the whole time budget.
         """
         if len(self._best_s) < _FEWEST_WIDTHS:
             return True
@@ -284,7 +285,7 @@ class _Probe:
         return batch in self._caches
 
     def open(self, batch: int) -> None:
-        """Fill a cache of ``batch`` rows."""
+        """Create a cache of ``batch`` rows, and fill it with the context."""
         if self._target.offload is not None:
             self._caches.clear()
         self._caches[batch] = cache = self._target.new_cache(batch, widest_pass=self._widest)
@@ -292,7 +293,7 @@ class _Probe:
             self._target.prefill([self._random(self._context) for _ in range(batch)], cache, range(batch))
 
     def pass_s(self, batch: int, tokens: int) -> float:
-        """Return the duration of one pass over chains in seconds, without committing it."""
+        """Run one pass over chains without committing it; return its duration in seconds."""
         nodes = [self._random(tokens) for _ in range(batch)]
         drafts = [Draft(tuple(ids[1:]), tuple(range(tokens - 1))) for ids in nodes]
         self._wait()

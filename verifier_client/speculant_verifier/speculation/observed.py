@@ -1,8 +1,8 @@
-"""Costs of passes, corrected by every observed pass.
+"""Corrects the costs in a cost table by the duration of every observed pass.
 
-A table is measured once, in a few seconds, and not at every width. Later, contexts grow and machines have other work.
-So the duration of every pass is compared with its estimate, and corrects the estimates of this width and of nearby
-widths.
+A cost table is measured only once, in a few seconds, and not at every width. After the measurement, contexts grow and
+the machine may have other work. The duration of every pass is therefore compared with its estimate. The difference
+corrects the estimates of this width and of nearby widths.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from speculant_verifier.speculation.costs import CostTable
 _MEMORY = 0.95
 """Factor by which a pass's weight decays with every later pass of the same number of rows and tokens."""
 _MEASURED_WEIGHT, _ESTIMATED_WEIGHT = 12.0, 2.0
-"""Weights, in passes, of the assumption that a width has the common error: for measured and for unmeasured widths."""
+"""Weights, in passes, of assuming the error of all widths for one width: for measured and for unmeasured widths."""
 _LARGEST_ERROR = math.log(4.0)
-"""Upper bound of one pass's error, as a logarithm, so that a pass that waited for other work counts little."""
+"""Upper bound of one pass's logarithmic error, so that a pass that waited for other work counts little."""
 
 
 class ObservedCosts:
-    """A table with corrections from an engine's passes; only one thread at a time may use it."""
+    """A cost table with corrections from an engine's passes; only one thread at a time may use it."""
 
     def __init__(self, table: CostTable) -> None:
-        """Begin with the measured costs."""
+        """Start with the costs of ``table``, without corrections."""
         self._table = table
         self._measured = {(point.batch, point.tokens) for point in table.points if point.is_measured}
         self._errors: dict[int, dict[int, tuple[float, float]]] = {}  # by rows and width: weight, and weighted error
@@ -45,7 +45,7 @@ class ObservedCosts:
         self._corrections.pop(num_rows, None)
 
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
-        """Return the cost of passes; see :class:`~speculant_graph.budget.PassCost`. Rows are padded to one width."""
+        """Return the seconds per pass, with rows padded to one width; see :class:`~speculant_graph.budget.PassCost`."""
         estimates = self._table.seconds(num_rows, most_tokens)
         if num_rows not in self._errors:
             return estimates

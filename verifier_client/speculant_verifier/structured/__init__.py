@@ -1,8 +1,8 @@
 """Structured output: a JSON schema, a regular expression, a choice of texts, or a grammar.
 
-The mask at a draft node depends only on the path to it, so drafts do not change the output. Forbidden nodes are dropped
-before the pass, and forced tokens are drafted. llguidance computes the masks; it can roll back tokens, which draft
-trees require.
+The mask at a draft node depends only on the path to it, so drafts do not change the output. Draft nodes that the
+grammar forbids are dropped before the forward pass, and tokens that the grammar forces are drafted. llguidance computes
+the masks; it can roll back tokens, which draft trees require.
 """
 
 from speculant_verifier.structured.constraint import Constraint

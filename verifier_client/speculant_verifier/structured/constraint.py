@@ -19,10 +19,10 @@ _MOST_FORCED = 2_048
 
 
 class Constraint:
-    """Moves a matcher to any queried position by rolling back and consuming tokens.
+    """Moves a grammar's matcher to any queried position, by rolling back and consuming tokens.
 
-    Not thread-safe. A constraint serves one sequence, to which tokens are only appended. The paths of its drafts may be
-    queried in any order.
+    Not thread-safe. A constraint serves one sequence, to which tokens are only appended. The paths of the sequence's
+    drafts may be queried in any order.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Constraint:
     def masked(self, logits: Tensor, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> Tensor:
         """Return the logits ``[V]`` after a sequence and a path of its draft, with minus infinity for forbidden tokens.
 
-        On a CPU the result is valid only until the next call: it reuses memory, because writing to new memory takes
-        longer than computing a mask.
+        On a CPU, the result is valid only until the next call, because its memory is reused. Writing to new memory
+        would take longer than computing a mask.
 
         Raises:
             GenerationRequestError: the grammar has become too complex to enforce.
@@ -92,7 +92,7 @@ class Constraint:
         return kept
 
     def forced(self, token_ids: Sequence[TokenId], path: Sequence[TokenId] = ()) -> list[TokenId]:
-        """Return the tokens that must come next; empty if there is a choice."""
+        """Return the tokens that must come next; empty if the grammar leaves a choice."""
         if self._is_over(token_ids, path) or self._forces_much:
             return []
         self._go_to(token_ids, path)
@@ -105,7 +105,7 @@ class Constraint:
     def _is_over(self, token_ids: Sequence[TokenId], path: Sequence[TokenId]) -> bool:
         """Return whether the output has ended.
 
-        In this case the matcher must not be used, because it can't roll back an end token.
+        After the end of the output, the matcher must not be used, because it can't roll back an end token.
         """
         if path:
             return path[-1] in self._ends
@@ -136,7 +136,7 @@ class Constraint:
 
 
 def reason_of(matcher: LLMatcher) -> str:
-    """Return why a matcher stopped, in one short line, without its state and grammar."""
+    """Return the reason why a matcher stopped, in one short line without the matcher's state and grammar."""
     lines = [line.strip() for line in matcher.get_error().splitlines() if line.strip()] or ["it is too large"]
     if lines[0] == "NoExtensionBias":
         return "no output has this form"
@@ -147,7 +147,7 @@ def reason_of(matcher: LLMatcher) -> str:
 def with_forced(constraint: Constraint, token_ids: Sequence[TokenId], draft: Draft, most_nodes: int) -> Draft:
     """Add forced tokens to a draft, at the root and after its most probable path, up to ``most_nodes`` nodes.
 
-    New nodes come after all existing nodes.
+    New nodes are numbered after all existing nodes.
     """
     draft = _extended(draft, 0, constraint.forced(token_ids), most_nodes)
     best = 0
@@ -158,7 +158,7 @@ def with_forced(constraint: Constraint, token_ids: Sequence[TokenId], draft: Dra
 
 
 def path_to(draft: Draft, node: int) -> list[TokenId]:
-    """Return the tokens on the path to a node, without the root; 0 is the root."""
+    """Return the tokens on the path from the root to a draft node; node 0 is the root, which has no token."""
     path: list[TokenId] = []
     while node:
         path.append(draft.token_ids[node - 1])

@@ -19,11 +19,11 @@ from speculant_verifier.structured.constraint import Constraint, reason_of
 from speculant_verifier.structured.json_schema import prepared
 
 LOOSE = {"whitespace_pattern": r"[ \t\n]{0,40}"}
-"""Allowed whitespace in JSON. Without a limit, a weak model may emit whitespace forever."""
+"""Whitespace that a grammar allows in JSON. Without a limit, a weak model may emit whitespace forever."""
 HARMONY_THOUGHT = (
     r'thought: <|channel|> ("analysis" | "commentary") <|message|> /(.|\n)*/ <|end|> <|start|> "assistant"'
 )
-"""Grammar rule for messages before the constrained message."""
+"""Grammar rule for the harmony messages that precede the constrained message."""
 _HARMONY = f"""start: thought{{0,4}} <|channel|> "final" (" "? <|constrain|> "json")? <|message|> @form
 {HARMONY_THOUGHT}
 """
@@ -33,7 +33,7 @@ _MOST_KEPT = 64
 _LIMITS = LLParserLimits(
     max_grammar_size=200_000, initial_lexer_fuel=1_000_000, step_lexer_fuel=200_000, max_lexer_states=100_000
 )
-"""Limits for compiling a grammar and for one step with it."""
+"""llguidance's limits for compiling a grammar, and for one decoding step with the grammar."""
 
 _DEEPEST_EXAMPLE = 8
 _LONGEST_EXAMPLE = 20_000
@@ -131,7 +131,7 @@ class Grammars:
     ) -> None:
         """Set the model's tokenizer.
 
-        Converting it takes seconds, and is left to :meth:`prepare` or the first grammar.
+        Converting the tokenizer takes seconds; this happens in :meth:`prepare`, or for the first grammar.
         """
         self._source, self._vocabulary_size = tokenizer, vocabulary_size
         self._ends = sorted(end_token_ids)
@@ -152,7 +152,7 @@ class Grammars:
         return self._tokenizer
 
     def compiled(self, form: str, prompt: Sequence[TokenId]) -> Grammar:
-        """Return the compiled grammar of the output after a prompt.
+        """Return the compiled grammar for the output that follows a prompt.
 
         Args:
             form: the grammar, from :func:`form_of`.

@@ -20,9 +20,9 @@ _KNOWN_FORMATS = frozenset(
 )
 """Formats that llguidance supports."""
 _MOST_ARRANGED = 4
-"""Maximum number of values whose arrangements are enumerated: 4 values have 65 arrangements."""
+"""Maximum number of values whose arrangements in arrays are enumerated; 4 values have 65 arrangements."""
 _OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose value is an object with schemas as values."""
+"""Keywords whose value is an object that maps names to schemas."""
 _LISTS = ("anyOf", "allOf", "oneOf", "prefixItems")
 _OF_SCHEMA = ("additionalProperties", "items", "additionalItems", "contains", "not", "if", "then", "else")
 _DEEPEST = 64
@@ -63,7 +63,7 @@ def _prepared(schema: Any, is_strict: bool, depth: int) -> Any:
 
 
 def _without_names(schema: dict[str, Any]) -> None:
-    """Replace ``propertyNames`` with properties."""
+    """Replace ``propertyNames`` with equivalent properties or pattern properties."""
     names = schema.get("propertyNames")
     if names is True:
         del schema["propertyNames"]
@@ -91,7 +91,7 @@ def _without_names(schema: dict[str, Any]) -> None:
 
 
 def _without_conditions(schema: dict[str, Any]) -> None:
-    """Drop conditions without effect, and replace constant conditions by the branch that applies."""
+    """Drop if-then-else conditions without effect, and replace constant conditions by the branch that applies."""
     if "if" not in schema:
         schema.pop("then", None)
         schema.pop("else", None)
@@ -142,7 +142,7 @@ def _values_of(schema: Any) -> list[Any] | None:
 
 
 def _without_not(schema: dict[str, Any]) -> dict[str, Any]:
-    """Replace excluded types with the remaining types."""
+    """Replace the types that ``not`` excludes with the list of the remaining types."""
     excluded = schema.get("not")
     if excluded is False:
         return {name: value for name, value in schema.items() if name != "not"}

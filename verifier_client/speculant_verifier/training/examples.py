@@ -17,10 +17,10 @@ from speculant_graph.types import TokenId
 from speculant_verifier.records.record import RequestRecord
 
 HELD_OUT_SHARE = 0.3
-"""Share of the documents that is held out. With fewer held-out documents the gate could seldom decide, because
-acceptance differs more between documents than between adapters."""
+"""Share of the documents that is held out for evaluation. With fewer held-out documents the gate could seldom decide,
+because acceptance differs more between documents than between adapters."""
 REPLAY_SHARE = 0.2
-"""Share of replay in the training requests, to prevent forgetting."""
+"""Share of replay requests among the training requests, to prevent forgetting."""
 
 _KEY_LENGTH = 16
 """Number of hexadecimal digits of a document's key."""
@@ -32,20 +32,20 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One request as training data.
+    """One request, converted to training data.
 
     The n labelled positions are the output positions that follow at least one token.
     """
 
     token_ids: NDArray[np.int64]
-    """Prompt and output, ``[T]``."""
+    """Token ids of the prompt and the output, ``[T]``."""
     first: int
-    """Index of the first labelled token: ``n = T - first``."""
+    """Index of the first labelled token: ``n = T - first`` tokens are labelled."""
     label_ids: NDArray[np.int64]
-    """Tokens with known probabilities, ``[n, k]``; short rows are padded with their first token."""
+    """Tokens whose target probabilities are known, ``[n, k]``; short rows are padded with their first token."""
     label_probabilities: NDArray[np.float32]
-    """Probabilities of ``label_ids``, ``[n, k]``; 0 for padding. A row's sum is below 1 by the mass of all other
-    tokens."""
+    """Probabilities of ``label_ids``, ``[n, k]``; 0 for padding. The sum of a row is 1 minus the probability of all
+    other tokens."""
     is_label: NDArray[np.bool_]
     """Mask of the entries that are not padding, ``[n, k]``."""
 
@@ -56,7 +56,7 @@ class Example:
 
 
 def make_example(record: RequestRecord, max_tokens: int) -> Example:
-    """Return a training example. Labels are the target's top tokens, or its output if these are unknown.
+    """Convert a request to a training example. Labels are the target's top tokens or, if unknown, its output tokens.
 
     Args:
         record: the request.
@@ -103,9 +103,9 @@ def documents_of(records: Sequence[RequestRecord]) -> list[str]:
 def split(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list[RequestRecord]]:
     """Split records into training and held-out records, by a hash of the document.
 
-    So a held-out document stays held out, and an adapter is judged only on unseen documents. If the hash selects none
-    of several documents, the document with the smallest hash is held out; a later training with more documents may
-    train on it.
+    A document that is held out therefore stays held out, and an adapter is judged only on unseen documents. If the hash
+    selects none of several documents, the document with the smallest hash is held out. A later training with more
+    documents may train on this document.
     """
     keys = documents_of(records)
     ordered = sorted(set(keys))
@@ -122,8 +122,8 @@ def split(records: Sequence[RequestRecord]) -> tuple[list[RequestRecord], list[R
 def mixture(failures: Sequence[Item], replay: Sequence[Item], epochs: float) -> list[Item]:
     """Return the training items in order: each epoch has every failure once, mixed with replay.
 
-    For every epoch, replay is sampled anew: :data:`REPLAY_SHARE` of the epoch, or all available replay if that is less.
-    Without failures, only replay is used.
+    Every epoch samples new replay requests: :data:`REPLAY_SHARE` of the epoch, or all available ones if there are
+    fewer. If there are no failures, training uses only replay requests.
     """
     own, other = (failures, replay) if failures else (replay, ())
     chosen = random.Random(0)

@@ -1,13 +1,14 @@
 """Decides whether a trained adapter may be published, by replaying held-out requests.
 
-The draft model replays the same requests twice: with the present adapter, if any, and with the candidate. No target
-runs: each step drafts as in the engine, accepts the draft tokens that match the target's recorded text, and advances by
-one more token. The rule ``follow`` does the same with a running target, so tokens per pass equal the engine's. A
-candidate must raise tokens per pass and must not lower tokens per second. Requests that were drafted well before must
-still be drafted well.
+The draft model replays the same requests twice: with the present adapter, if any, and with the candidate. The target
+model does not run. Each step drafts as in the engine, accepts the draft tokens that match the target's recorded text,
+and adds one more token of this text. With a running target, the rule ``follow`` accepts the same tokens, so a replay
+has the same tokens per pass as the engine. A candidate must raise tokens per pass and must not lower tokens per second.
+Requests that were drafted well before the training must still be drafted well.
 
-Time is computed from the number of passes. The record has the duration of a target pass, and a draft pass is assumed to
-take a fixed share of it. So two replays of one model give the same figures, and any difference comes from the adapter.
+The time of a replay is computed from its number of passes. A target pass takes as long as recorded, and a pass of the
+draft model is assumed to take a fixed share of that time. Two replays of one model therefore give the same figures, and
+any difference comes from the adapter.
 """
 
 from __future__ import annotations
@@ -45,16 +46,16 @@ FEWEST_DOCUMENTS = 10
 """Required number of documents among the held-out failures. Requests of one document are similar, so with fewer
 documents the confidence interval is too narrow."""
 FEWEST_REPLAY = 60
-"""Required number of other held-out requests, to detect forgetting."""
+"""Required number of held-out requests that are not failures, to detect forgetting."""
 MOST_LOSS = 0.02
 """Largest share of the tokens per pass that may be lost on requests that were not failures."""
 MOST_REQUESTS = 100
-"""Maximum number of replayed failures, and of other replayed requests. More would take minutes, and hardly narrow the
-confidence interval."""
+"""Maximum number of failures to replay, and also of other requests to replay. More requests would take minutes, and
+hardly narrow the confidence interval."""
 DRAFT_SHARE = 1 / 8
 """Assumed duration of a pass of the draft model, as a share of a target pass."""
 DRAFT = DraftConfig(strategy="model")
-"""Drafting settings of a replay: without n-grams, which would hide the model's progress."""
+"""Drafting settings of a replay, without n-grams, because they would hide the draft model's progress."""
 _CURVE = CURVES["dense"]
 _RESAMPLES = 10_000
 
@@ -72,8 +73,8 @@ class Comparison:
     num_documents: int
     """Number of documents to which the requests belong."""
     interval_after_minus_before: tuple[float, float]
-    """95 % confidence interval of the mean difference, from resampled documents; the mean itself for a single
-    document."""
+    """95 % confidence interval of the mean difference, from resampled documents; with a single document, both ends are
+    the mean."""
     tokens_per_s_before: float
     tokens_per_s_after: float
 
@@ -92,7 +93,7 @@ class Verdict:
     reason: str
     """Reason for the verdict, as text."""
     everything: Comparison | None
-    """Comparison over all requests, weighted by their actual shares; None if too few were held out."""
+    """Comparison over failures and other requests, weighted by their actual shares; None if too few were held out."""
     failures: Comparison | None
     """Comparison over failures; None if too few were held out."""
     replay: Comparison | None
@@ -145,10 +146,11 @@ def weights_of(
 ) -> NDArray[np.float64]:
     """Return how many requests each replayed request represents, failures first.
 
-    Failures are requests for which the present adapter drafted badly. So on failures alone any other model would look
-    better, and on the other requests worse (regression to the mean). The mean over both is unbiased if each is weighted
-    by its share of all requests. All failures are recorded, but of the other requests only the ones with the smallest
-    keys. So the largest of m keys is about m / (m + 1) of the recorded share.
+    Failures are requests for which the present adapter drafted badly. On failures alone, any other model would
+    therefore look better, and on all other requests worse (regression to the mean). The mean over failures and other
+    requests is unbiased if each kind is weighted by its share of all requests. All failures are recorded, but only the
+    other requests with the smallest keys. The largest of the m recorded keys of other requests is therefore about m /
+    (m + 1) of their recorded share.
 
     Args:
         records: all held-out requests.
@@ -262,7 +264,7 @@ class Replay:
     def __init__(
         self, model: TargetModel, pass_s: float, draft: DraftConfig = DRAFT, draft_share: float = DRAFT_SHARE
     ) -> None:
-        """Start without learned state.
+        """Start with a drafter that has not learned anything yet.
 
         Args:
             model: the draft model.
@@ -301,7 +303,7 @@ class Replay:
 
 
 class TimedPasses(DraftPasses):
-    """Passes with equal durations on a simulated clock."""
+    """Passes of a draft model that all take the same time on a simulated clock."""
 
     def __init__(self, model: TargetModel, pass_s: float) -> None:
         """Set the model and the duration of a pass."""
@@ -309,13 +311,13 @@ class TimedPasses(DraftPasses):
         self._pass_s, self._now_s = pass_s, 0.0
 
     def clock(self) -> float:
-        """Return the total seconds of all passes so far."""
+        """Return the total simulated seconds of all passes so far."""
         return self._now_s
 
     def run(
         self, sequences: Sequence[CachedSequence], nodes: Sequence[Sequence[tuple[int, TokenId]]], width: int
     ) -> list[TopRows]:
-        """Run one pass; see :class:`DraftPasses`."""
+        """Run one pass and advance the clock; see :class:`DraftPasses`."""
         self._now_s += self._pass_s
         return super().run(sequences, nodes, width)
 

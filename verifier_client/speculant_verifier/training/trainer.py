@@ -1,14 +1,14 @@
 """Trains a LoRA adapter on recorded requests, so that the draft model imitates the target's output (distillation).
 
-The loss is :func:`divergence` at every position of the target's own text. The base model is frozen. An adapter's factor
-B starts at zero, so an untrained adapter changes nothing (Hu et al. 2021, "LoRA"). The optimiser is AdamW (Loshchilov
-and Hutter 2019).
+The loss is the :func:`divergence` from the target at every position of the target's own text. The base model is frozen.
+An adapter's factor B starts at zero, so an untrained adapter changes nothing (Hu et al. 2021, "LoRA"). The optimiser is
+AdamW (Loshchilov and Hutter 2019).
 
-Only a part of the trained change, :data:`STRENGTH`, is evaluated and saved. Weights interpolated between the states
-before and after training forget less than fully trained weights, and keep most of the gain (Wortsman et al. 2022,
-"Robust fine-tuning of zero-shot models"). In a measurement with the demo's model pair, chains of four and 400 requests
-of a new domain, full strength raised tokens per pass by 11 % in the new domain and lowered them by 7 % on known text.
-Half strength changed them by +7 % and -0.6 %.
+Only the share :data:`STRENGTH` of the trained change is evaluated and saved. Interpolating weights between their states
+before and after training reduces forgetting and keeps most of the gain (Wortsman et al. 2022, "Robust fine-tuning of
+zero-shot models"). :data:`STRENGTH` was measured with the demo's model pair, chains of four and 400 requests of a new
+domain. Full strength raised tokens per pass by 11 % in the new domain and lowered them by 7 % on known text. Half
+strength changed tokens per pass by +7 % in the new domain and by -0.6 % on known text.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from speculant_verifier.records.record import RequestRecord
 from speculant_verifier.training.examples import Example, documents_of, make_example, mixture, split
 
 LARGE = 200_000_000
-"""Number of parameters above which gradient checkpointing is used. For small models it would waste a third of the time;
-without it, the activations of large models would not fit into memory."""
+"""Number of parameters above which gradient checkpointing is used. Checkpointing would waste a third of the time of
+small models; without it, the activations of large models would not fit into memory."""
 STRENGTH = 0.5
 """Share of the trained change that is published."""
 GROUP = 8
@@ -56,8 +56,8 @@ _NUM_EVALUATIONS = 10
 _WARM_UP = 0.05
 _LARGEST_NORM = 1.0
 _LEAST_ALPHA = 16
-"""Lower limit of alpha. An adapter is scaled by alpha / rank: by 2 at rank 8, and by 1 from rank 16 on. Models of a few
-million parameters need such higher ranks."""
+"""Lower limit of the LoRA parameter alpha. An adapter is scaled by alpha / rank: by 2 at rank 8, and by 1 from rank 16
+on. Models of only a few million parameters need ranks from 16 on."""
 _NEVER = -1e30  # finite, because 0 times minus infinity, and its gradient, would be NaN
 
 
@@ -66,9 +66,9 @@ class Evaluation:
     """Evaluation on held-out requests, with teacher forcing: the target's tokens precede every position."""
 
     loss: float
-    """Divergence from the target, in nats per position."""
+    """Mean divergence from the target per position, in nats."""
     acceptance: float
-    """Share of positions where the most probable token equals the target's token."""
+    """Share of positions where the model's most probable token equals the target's token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +78,19 @@ class TrainingResult:
     candidate: Path | None
     """The best adapter; None if no adapter was better than the initial state."""
     held_out: tuple[RequestRecord, ...]
-    """Requests for judging the candidate; their documents were in no training."""
+    """Held-out requests for judging the candidate; their documents were never used for training."""
     documents: frozenset[str]
-    """Keys of the training documents."""
+    """Keys of the documents used for training."""
     end: BaseException | None
-    """The exception of Ctrl-C or SIGTERM, if one ended the training."""
+    """The exception that Ctrl-C or SIGTERM raised, if it ended the training; otherwise None."""
     num_steps: int
     num_tokens: int
-    """Number of trained positions, including repetitions."""
+    """Number of output positions trained on, counting repetitions."""
     before: Evaluation
     after: Evaluation
-    """Evaluation of the best state, by held-out loss; equal to ``before`` if no state was better."""
+    """Evaluation of the state with the lowest held-out loss; equal to ``before`` if no state was better."""
     trainable_share: float
-    """Share of the parameters that are trained."""
+    """Share of the model's parameters that are trained."""
     duration_s: float
 
 
@@ -165,8 +165,8 @@ class Trainer:
         """Add an adapter to a model.
 
         Args:
-            model: the model as loaded. It gets LoRA layers and another attention implementation, and must not be used
-                for anything else.
+            model: the model as loaded. The model gets LoRA layers and another attention implementation, and must not be
+                used for anything else.
             base_name: the name or folder from which the model was loaded.
             config: training settings.
             folder: folder for checkpoints.
@@ -202,11 +202,11 @@ class Trainer:
         self._beginnings = [(weights, weights.detach().clone()) for weights in changed]
         num_trained = sum(parameter.numel() for parameter in self._weights)
         self.share = num_trained / sum(parameter.numel() for parameter in self.model.parameters())
-        """Share of the parameters that are trained."""
+        """Share of the model's parameters that are trained."""
         self.best: tuple[Path, Evaluation] | None = None
         """The best adapter so far by held-out loss; None while no adapter is better than the initial state."""
         self.num_steps = 0
-        """Optimiser steps so far."""
+        """Number of optimiser steps so far."""
 
     def run(
         self,
@@ -215,7 +215,7 @@ class Trainer:
         before: Evaluation,
         report: Callable[[str], object],
     ) -> None:
-        """Train on requests in order. After any exception, the best state on disk is complete.
+        """Train on requests in order. If an exception ends the training, the best state on disk is complete.
 
         Args:
             training: the requests, repeated for every epoch.
@@ -318,10 +318,10 @@ class Trainer:
 def lora_config(model: PreTrainedModel, config: TrainConfig) -> LoraConfig:
     """Return peft's configuration for a new adapter.
 
-    It adapts all linear layers and the experts of mixtures, which are not linear layers but three-dimensional
-    parameters. By default peft omits gpt-oss's experts, which have most of the weights. In a measurement with the
-    demo's model pair (three epochs at 1e-2), held-out acceptance rose from 29 to 34 % with experts at rank 8, and fell
-    to 28 % without experts at rank 32.
+    The adapter changes all linear layers and also the experts of mixtures, which are three-dimensional parameters
+    instead of linear layers. By default, peft does not adapt gpt-oss's experts, which have most of the weights. With
+    the demo's model pair (three epochs at 1e-2), adapting the experts at rank 8 raised held-out acceptance from 29 to
+    34 %. Without experts, acceptance fell to 28 % at rank 32.
     """
     experts = {".".join(name.split(".")[-2:]) for name, parameter in model.named_parameters() if parameter.ndim == 3}
     return LoraConfig(
@@ -337,7 +337,7 @@ def divergence(logits: Tensor, label_ids: Tensor, probabilities: Tensor, is_labe
     """Return the forward KL divergence KL(q ‖ p) of every position in nats, where q is the target and p the model.
 
     Only some of the target's probabilities are known, so all other tokens count as one class in both distributions.
-    With a single label of probability 1 this is the cross-entropy.
+    For a single label of probability 1, the divergence equals the cross-entropy.
 
     Args:
         logits: the model's logits, ``[n, V]``.
@@ -346,7 +346,7 @@ def divergence(logits: Tensor, label_ids: Tensor, probabilities: Tensor, is_labe
         is_label: mask of the entries that are labels, ``[n, k]``.
 
     Returns:
-        The divergences, ``[n]``, float32.
+        The divergence of every position, ``[n]``, float32.
     """
     logits = logits.float()
     total = logits.logsumexp(-1)

@@ -36,15 +36,15 @@ _PATIENCE_S = 1.0
 """Seconds to wait for another process that has locked the database, such as a backup or another sidecar."""
 _SEPARATOR = np.array([DOCUMENT_SEPARATOR], "<u4").tobytes()
 _HIGHEST_ID = 1 << 62
-"""Ids are milliseconds, so an id of this size or more means damage. Ids after it would soon exceed 64 bits."""
+"""Ids are milliseconds, so an id of this size or more means damage. Ids after such an id would soon exceed 64 bits."""
 
 
 class Database:
-    """An open database: texts as little-endian 32-bit token ids, oldest first, and states by name.
+    """An open database of texts (little-endian 32-bit token ids, oldest first) and named states.
 
     The id of a text is the time when it was added, in milliseconds since 1970, or the previous id plus one. Ids
-    increase even if all earlier texts are removed or the clock is set back. So a range of ids identifies its texts
-    permanently.
+    increase even if all earlier texts are removed or the clock is set back. A range of ids therefore identifies the
+    same texts permanently.
     """
 
     def __init__(
@@ -95,11 +95,14 @@ class Database:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens in all texts."""
+        """Number of tokens in all texts of the database."""
         return self._num_bytes // ID_BYTES
 
     def add(self, token_ids: bytes) -> None:
-        """Add a text. If the texts exceed twice ``kept_tokens``, remove the oldest down to about ``kept_tokens``."""
+        """Add a text.
+
+        If the texts exceed twice ``kept_tokens``, remove the oldest until about ``kept_tokens`` are left.
+        """
         text_id = max(self._last_id + 1, time.time_ns() // 1_000_000)
         self._connection.execute("INSERT INTO texts VALUES (?, ?)", (text_id, token_ids))
         self._last_id = text_id
@@ -109,7 +112,7 @@ class Database:
             self._num_bytes = self._counted()
 
     def texts(self) -> list[bytes]:
-        """Return the newest texts, with at most ``max_tokens`` tokens, oldest first. The first may lack its start."""
+        """Return the newest texts up to ``max_tokens`` tokens, oldest first; the first text may lack its start."""
         found: list[bytes] = []
         capacity = self._max_bytes
         for (text,) in self._connection.execute("SELECT CAST(token_ids AS BLOB) FROM texts ORDER BY id DESC"):

@@ -1,4 +1,4 @@
-"""Runs folds, which turn learned text into graph files, as processes, one at a time, and reports the end of each."""
+"""Runs folds, which turn learned text into graph files, one process at a time, and reports when each ends."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _ONE_AT_A_TIME = threading.Lock()  # a sidecar has a store for every graph
 
 @dataclass(frozen=True, slots=True)
 class FoldJob:
-    """The work of one fold."""
+    """The work of one fold, which the fold's process receives as JSON."""
 
     folder: str
-    """The fold's folder. It contains the text in the file ``tokens`` and, after the fold, the graph in the file
+    """The fold's folder. The folder contains the text in the file ``tokens`` and, after the fold, the graph in the file
     ``graph``."""
     num_documents: int
-    """Number of documents in the text; separators are between them."""
+    """Number of documents in the text; separators divide the documents."""
     tokenizer: Fingerprint
     """Tokenizer of the text."""
     older: tuple[str, ...] = ()
@@ -52,12 +52,12 @@ class FoldJob:
 
     @property
     def tokens(self) -> Path:
-        """The text: a file of little-endian 32-bit ids."""
+        """File with the text to fold, as little-endian 32-bit token ids."""
         return Path(self.folder) / "tokens"
 
     @property
     def graph(self) -> Path:
-        """The resulting graph file."""
+        """Graph file that the fold writes."""
         return Path(self.folder) / "graph"
 
     @property
@@ -71,9 +71,9 @@ class Fold:
     """A running fold."""
 
     name: str
-    """Name of the tenant's files."""
+    """Name under which the tenant's files are stored."""
     job: FoldJob
-    """The job of the fold's process."""
+    """The job that the fold's process runs."""
     first: int
     """Lowest id of the rows to fold."""
     last: int
@@ -99,7 +99,7 @@ def hidden_folder(folder: Path) -> Path:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file, as the ``opener`` of :func:`open`. Only this user can access a new file, whatever the umask."""
+    """Open a file, as an ``opener`` for :func:`open`; only this user can access a new file, whatever the umask."""
     return os.open(path, flags, 0o600)
 
 
@@ -108,8 +108,8 @@ def run(fold: Fold, on_end: Callable[[Fold, int, float], None]) -> None:
 
     Args:
         fold: the fold.
-        on_end: called in a thread with the fold, the exit status and the duration in seconds. It is never called after
-            :func:`cancel`.
+        on_end: called in a thread with the fold, the exit status and the duration in seconds. This callback is never
+            called after :func:`cancel`.
     """
     threading.Thread(target=_run, args=(fold, on_end), name="fold", daemon=True).start()
 

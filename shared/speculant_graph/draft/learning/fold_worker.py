@@ -1,7 +1,7 @@
 """The process of a fold: ``python -m speculant_graph.draft.learning.fold_worker JOB`` counts text into a graph file.
 
-It reads and writes in its job's folder and reads older graph files. It ends when its parent ends, because its standard
-input then closes.
+The process reads and writes in its job's folder, and reads older graph files. The process ends when its parent ends,
+because its standard input then closes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from speculant_graph.graph.layout import UInt32Array
 from speculant_graph.graph.ngrams import NgramGraph
 
 MAX_ORDER = 5
-"""Longest context in tokens, as in graphs by default."""
+"""Longest context in tokens; graphs have the same default."""
 _MEMORY = 512_000_000
 _LOWEST_PRIORITY = 19
 
@@ -64,7 +64,7 @@ def merge_older(job: FoldJob, newest: Path) -> None:
 
 
 def _checked(path: str, job: FoldJob) -> NgramGraph:
-    """Open and verify an older file; damage would otherwise spread from file to file."""
+    """Open and verify an older file, because merges would spread damage from file to file."""
     try:
         return NgramGraph.load(path, verify=True)
     except GraphFileError:
@@ -81,7 +81,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> int:
-    """Run the job of the command line; return the exit status."""
+    """Run the job given on the command line; return the exit status."""
     os.umask(0o077)
     os.nice(_LOWEST_PRIORITY)
     _end_with_parent()

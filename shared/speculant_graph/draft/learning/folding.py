@@ -37,11 +37,11 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Fingerprint
 
 RETRY_S = 60.0
-"""Seconds between a failed fold and the tenant's next fold."""
+"""Minimum seconds from a failed fold to the tenant's next fold."""
 
 
 class Folding:
-    """The graph files of all tenants of a folder. Used only by the thread that owns the folder."""
+    """Manages the graph files of all tenants of a folder; used only by the thread that owns the folder."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Folding:
         """Read a tenant's graph files, and remove each file that another file covers.
 
         Returns:
-            The highest used id; new rows must have higher ids.
+            The highest row id in use; new rows must have higher ids.
 
         Raises:
             OSError: the folder can't be read or written.
@@ -122,11 +122,11 @@ class Folding:
         return self._fold is not None or bool(self._wanted)
 
     def close(self, name: str) -> None:
-        """Drop the list of a tenant's files; a running fold continues."""
+        """Drop the list of a tenant's files from memory; a running fold continues."""
         self._layers.pop(name, None)
 
     def announce(self, name: str) -> None:
-        """Call ``on_graphs`` for a tenant whose database is open.
+        """Call ``on_graphs`` with the graphs of a tenant whose database is open.
 
         Raises:
             OSError: a damaged file can't be renamed.
@@ -147,7 +147,7 @@ class Folding:
         self._on_graphs(name, tuple(graphs))
 
     def added(self, name: str, database: Database) -> None:
-        """Schedule a fold of a tenant's text if it exceeds the limit of young text."""
+        """Schedule a fold of a tenant's text if the database has more than ``young_tokens`` tokens."""
         is_due = self._config.enabled and database.num_tokens > self._config.young_tokens
         if not is_due or time.monotonic() < self._retry_s.get(name, 0.0):
             return

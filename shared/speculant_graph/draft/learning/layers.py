@@ -5,17 +5,18 @@
 2. If the rows exceed ``fold.young_tokens``, a fold turns the oldest half into one graph file (:mod:`.folding`).
 3. A graph file's name, ``FIRST-LAST.graph``, is the only record of the ids that it covers.
 4. A fold also merges existing files, newest first, while the next file has less than :data:`RATIO` times the tokens
-   merged so far. So n folds leave about log8(n) + 1 files. The ratio is as large as 8 because a file costs more than a
-   merge. A file makes every draft of the tenant a sixth to a third slower. A merge of a million tokens takes half a
-   second of an idle core, once. With a ratio of 8, a token is written about seven times, and there are three files.
-   With a ratio of 2, it is written three times, and there are six files.
-5. If tokens or days are limited, no file grows beyond half of the limit (:data:`SHARE`), because the oldest files are
-   deleted whole.
-6. A fold works in a hidden folder, in a process that publishes nothing. If the process is killed, nothing changes.
-7. The owner of the folder publishes the result by one rename. The fold takes effect at this rename.
-8. Then the owner removes the covered rows (one transaction) and the covered files. If the owner is killed between these
-   steps, covered rows or files and hidden folders remain. The next opening of the tenant removes them.
-9. So every text is in rows or in exactly one valid file. A file is valid if it can be read and no other file covers it.
+   merged so far. After n folds, about log8(n) + 1 files therefore remain. The ratio is as large as 8 because an
+   additional file costs more than a merge. Each additional file makes every draft of the tenant a sixth to a third
+   slower. Merging a million tokens takes half a second of an idle core, and happens only once. With a ratio of 8, a
+   token is written about seven times, and a tenant has three files. With a ratio of 2, a token is written three times,
+   and a tenant has six files. 5. If tokens or days are limited, no file grows beyond half of the limit (:data:`SHARE`),
+   because the oldest files are always deleted as a whole. 6. A fold works in a hidden folder, in a process that
+   publishes nothing. If the fold's process is killed, no published data changes. 7. The owner of the folder publishes
+   the fold's graph file by one rename, at which the fold takes effect. 8. After the rename, the owner removes the
+   covered rows (in one transaction) and the covered files. If the owner is killed before it has removed everything,
+   covered rows or files and hidden folders remain. Leftover rows, files and folders are removed when the tenant is
+   opened next. 9. As a result, every text is in rows or in exactly one valid file. A file is valid if it can be read
+   and no other file covers it.
 10. Forgetting a tenant ends its fold and removes its database and files, including the fold's hidden folder.
 """
 
@@ -31,9 +32,9 @@ from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.ngrams import NgramGraph
 
 RATIO = 8
-"""A fold merges the next file if it has less than this many times the tokens merged so far."""
+"""A fold merges the next file if that file has less than this many times the tokens merged so far."""
 SHARE = 2
-"""One file has at most 1 / SHARE of the limit of tokens or days."""
+"""A graph file contains at most 1 / SHARE of the limit of tokens or days."""
 MS_PER_DAY = 86_400_000
 HIDDEN = ".fold-"
 """Name prefix of the folders of running folds."""
@@ -47,7 +48,7 @@ class Layer:
     path: Path
     """The file."""
     first: int
-    """The lowest id of the covered rows: milliseconds since 1970, see :class:`.database.Database`."""
+    """Lowest id of the covered rows, in milliseconds since 1970; see :class:`.database.Database`."""
     last: int
     """The highest id of the covered rows."""
     num_tokens: int
@@ -57,11 +58,11 @@ class Layer:
     num_ngrams: int
     """Number of different n-grams of all lengths."""
     num_bytes: int
-    """Size of the file."""
+    """Size of the graph file, in bytes."""
 
     @classmethod
     def read(cls, path: Path) -> Layer | None:
-        """Return the description of a file; None if its name is not that of a graph file.
+        """Return the description of a graph file; None if the file's name is not a graph file's name.
 
         Raises:
             GraphFileError: the file can't be read.
@@ -86,11 +87,11 @@ class Found:
     """The graph files in a tenant's folder."""
 
     layers: tuple[Layer, ...]
-    """The valid files, oldest first."""
+    """The valid graph files, which no other file covers, oldest first."""
     covered: tuple[Path, ...] = ()
-    """Files that another file covers."""
+    """Graph files whose rows another graph file covers."""
     damaged: tuple[tuple[Path, GraphFileError], ...] = ()
-    """Files that can't be read, with their errors."""
+    """Graph files that can't be read, with their errors."""
 
 
 def folder_of(learned: Path, name: str) -> Path:
@@ -128,7 +129,7 @@ def find_layers(folder: Path) -> Found:
 
 
 def close_in_time(rows: Iterable[tuple[int, bytes]], config: FoldConfig) -> Iterator[tuple[int, bytes]]:
-    """Yield the oldest rows, as many as one file may contain under the age limit.
+    """Yield the oldest rows that fit into one graph file under the age limit.
 
     Args:
         rows: ids and texts, oldest first.
@@ -190,5 +191,5 @@ def _longest_ms(config: FoldConfig) -> float:
 
 
 def oldest_ms(now_ms: int, config: FoldConfig) -> int:
-    """Return the lowest id that the age limit keeps."""
+    """Return the lowest id of the rows that the age limit keeps."""
     return now_ms - round(config.max_days * MS_PER_DAY) if config.max_days else 0

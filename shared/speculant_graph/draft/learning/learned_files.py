@@ -42,7 +42,7 @@ MAX_OPEN_DATABASES = 32
 _SHARED, _SUFFIX = "shared", ".sqlite"
 _LOOK_S = 0.01
 _SWEEP_S = 3_600.0
-"""Seconds between checks of the age of all tenants' text; age limits are in days."""
+"""Seconds between two checks of all tenants' text against the age limit, which is in days."""
 # The last message means that a table is missing or malformed.
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
@@ -50,9 +50,9 @@ _Result = TypeVar("_Result")
 
 
 class LearnedFiles:
-    """A folder of text learned with one tokenizer. No other process can use it until this object is closed.
+    """A folder of text learned with one tokenizer. No other process can use the folder until this object is closed.
 
-    Safe to use from several threads. After :meth:`close` every method except :meth:`close` raises a ``ConfigError``.
+    Several threads may use this object. After :meth:`close` every method except :meth:`close` raises a ``ConfigError``.
     Failed reads and writes are skipped; only the first failure in a row is logged.
     """
 
@@ -71,11 +71,11 @@ class LearnedFiles:
         Args:
             folder: the folder; other files in it are not touched.
             tokenizer: the tokenizer of the ids.
-            max_tokens: number of tokens kept for each tenant; the oldest are removed first. With folds, the maximum
-                number that :meth:`load` returns.
+            max_tokens: number of tokens kept for each tenant; the oldest are removed first. If folds are enabled, this
+                is the maximum number of tokens that :meth:`load` returns.
             fold: settings that decide whether and when older text becomes graphs, and how much of the graphs is kept.
-            on_graphs: called with the name of a tenant's files (:func:`name_of`) and its graphs, oldest first. It is
-                called by :meth:`announce` and after every change of the graphs, in a thread of this object.
+            on_graphs: called with the name of a tenant's files (:func:`name_of`) and its graphs, oldest first. This
+                callback runs in a thread of this object, in :meth:`announce` and after every change of the graphs.
             on_fold: called in the same thread with the duration of every finished fold in seconds, and whether it
                 succeeded.
 
@@ -123,7 +123,7 @@ class LearnedFiles:
         return bool(self._failing)
 
     def append(self, tenant: str, token_ids: NDArray[np.integer]) -> None:
-        """Queue a text, which is added after all others.
+        """Queue a text, which is stored after all earlier texts.
 
         Args:
             tenant: name of the tenant, which may be any text.
@@ -134,7 +134,7 @@ class LearnedFiles:
             self._submit(self._append, name_of(tenant), content)
 
     def load(self, tenant: str) -> list[Int64Array]:
-        """Return a tenant's newest texts within the budget, oldest first. The first may lack its start.
+        """Return a tenant's newest texts within the token budget, oldest first. The first text may lack its start.
 
         Invalid ids, which damage may produce, are replaced with -1.
         """
@@ -147,10 +147,11 @@ class LearnedFiles:
         self._submit(self._announce, name_of(tenant)).result()
 
     def save_state(self, tenant: str | None, state: str, content: bytes) -> None:
-        """Queue a state, to be written to the disk.
+        """Queue a named state, to be written to the disk.
 
         Args:
-            tenant: the tenant of the state. None means that all tenants share the state, so it must not contain text.
+            tenant: the tenant of the state. A tenant of None means that all tenants share the state, which then must
+                not contain text.
             state: its name.
             content: its content, which :meth:`load_state` returns.
         """
@@ -175,7 +176,7 @@ class LearnedFiles:
             ) from error
 
     def save(self) -> None:
-        """Write everything to disk; failures are retried the next time."""
+        """Write all changes to disk; failed writes are retried at the next call."""
         self._submit(self._sync_all).result()
 
     def wait_for_folds(self) -> None:

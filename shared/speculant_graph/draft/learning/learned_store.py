@@ -1,8 +1,8 @@
-"""Learned text in memory: each tenant has one memory, and its later sequences draft from it.
+"""Keeps learned text in memory: each tenant has one memory, from which its later sequences draft.
 
-A tenant's memory has only this tenant's text. In a store that folds, it has the young text and the graphs of the older
-text. Tenants share only the calibration: a few thousand rates of how reliable each kind of context is.
-``native/calibration.hpp`` and ``native/target_rows.hpp`` define the saved data.
+A tenant's memory has only this tenant's text. If folds are enabled, a memory has the tenant's young text and the graphs
+of the older text. Tenants share only the calibration: a few thousand rates that say how reliable each kind of context
+is. ``native/calibration.hpp`` and ``native/target_rows.hpp`` define the saved data.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from speculant_graph.graph.store import release_pages
 from speculant_graph.types import Fingerprint
 
 MAX_TENANTS = 64
-"""Maximum number of unused memories that stay loaded. Beyond it the least recently used one is dropped; its text is
-reloaded from the folder, if there is one."""
+"""Maximum number of tenants' memories that stay loaded, besides memories in use. Beyond this number, the least recently
+used memory is dropped; its text is reloaded from the folder, if there is one."""
 _ROWS_INTERVAL_S = 30.0
-"""Seconds between routine saves of a tenant's rows, which take a few megabytes and change with every token."""
+"""Seconds between routine saves of a tenant's top-token rows (a few megabytes, changed by every token)."""
 _IDLE_S = 10.0
-"""Seconds from the last start or end of a tenant's sequence until the tenant's mapped graphs leave the resident memory.
-Mapping all pages of five million tokens again takes under 2 ms in total."""
+"""Seconds after a tenant's latest sequence start or end at which its mapped graphs leave the resident memory. Mapping
+all graph pages of five million tokens again takes under 2 ms in total."""
 _FORMAT = 1
 _MOST_VISITS = 1.01 / (1.0 - 0.9995)
-"""Upper bound of the visits in a table row; their weights decay by the factor 0.9995 with every further visit."""
+"""Upper bound of a table row's visit count; each visit decays earlier visits by the factor 0.9995."""
 
 _BINS_WITHOUT_NEURAL, _NUM_RANGES = 81_920, 20
 """Number of calibration bins in releases without neural models, and number of probability ranges."""
@@ -58,7 +58,7 @@ class Memory:
         self.tenant = tenant
         self.core = LearnedMemory(max_tokens)
         self.rows_saved_s = -math.inf
-        """Time when the memory's rows were last written to disk."""
+        """Time when the memory's rows of top tokens were last written to disk."""
         self.graphs: tuple[NgramGraph, ...] = ()
         """The graphs of the tenant's older text, newest last. The tuple is the same object until the graphs change."""
         self.used_s = time.monotonic()
@@ -71,7 +71,7 @@ class Memory:
             self.core.set_graphs([graph.core for graph in graphs])
 
     def release_pages_if_idle(self) -> None:
-        """Remove its mapped graphs from the resident memory if no sequence began or ended recently."""
+        """Remove the tenant's mapped graphs from the resident memory if no sequence began or ended recently."""
         if time.monotonic() - self.used_s > _IDLE_S:
             self.used_s = math.inf
             for graph in self.graphs:
@@ -79,7 +79,7 @@ class Memory:
 
 
 class LearnedStore:
-    """The memories of all tenants, which are also on disk if there is a folder. Safe to use from several threads."""
+    """The memories of all tenants, also on disk if there is a folder; several threads may use a store."""
 
     def __init__(
         self,
@@ -94,8 +94,8 @@ class LearnedStore:
 
         Args:
             max_tokens: maximum number of tokens kept per tenant; the oldest are removed first. 0 keeps none.
-            folder: folder that keeps text between processes; only one process at a time may use it. None keeps text
-                only in memory.
+            folder: folder that keeps text between processes; only one process at a time may use it. If None, text is
+                kept only in memory.
             tokenizer: with a folder, the tokenizer of the ids.
             fold: whether the oldest text of a tenant becomes graph files in the folder; a memory then has at most
                 ``young_tokens`` tokens.
@@ -135,7 +135,7 @@ class LearnedStore:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens in memory, of all tenants."""
+        """Number of tokens in memory, summed over all tenants."""
         with self._lock:
             return sum(min(len(memory.core), self._max_tokens) for memory in self._in_use.values())
 
@@ -199,7 +199,7 @@ class LearnedStore:
                 self._files.append(memory.tenant, token_ids)
 
     def forget(self, tenant: str) -> None:
-        """Forget all text of a tenant, on disk too.
+        """Forget all text of a tenant, in memory and on disk.
 
         Open sequences keep their memory until they end; then their text is dropped.
 
@@ -216,13 +216,14 @@ class LearnedStore:
                 self._files.forget(tenant)
 
     def load_calibration(self) -> Calibration | None:
-        """Return the tables that :meth:`save` saved, if any."""
+        """Return the calibration that :meth:`save` wrote, if any."""
         return None if self._files is None else _loaded(load_calibration, self._files.load_state(None, "calibration"))
 
     def save(self, calibration: Calibration, *, is_routine: bool = False) -> None:
-        """Write everything to disk, including the calibration; a routine save writes rows only occasionally.
+        """Write all changes and the calibration to disk; a routine save writes top-token rows only occasionally.
 
-        This also removes the graphs of idle tenants from the resident memory; see :meth:`Memory.release_pages_if_idle`.
+        Saving also removes the graphs of idle tenants from the resident memory; see
+        :meth:`Memory.release_pages_if_idle`.
         """
         if self._files is None:
             return
@@ -279,7 +280,7 @@ def save_calibration(calibration: Calibration) -> bytes:
 
 
 def load_calibration(saved: bytes) -> Calibration:
-    """Load the tables of :func:`save_calibration`.
+    """Load calibration tables from the bytes of :func:`save_calibration`.
 
     Raises:
         ConfigError: the bytes are not such tables, or are from another release.
@@ -316,7 +317,7 @@ def _widened(table: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[
 
 
 def save_rows(memory: LearnedMemory) -> bytes:
-    """Return a memory's rows of the target's top tokens as bytes."""
+    """Return, as bytes, a memory's rows of the target model's most probable tokens."""
     slots, keys, rows = memory.target_rows()
     buffer = io.BytesIO()
     np.savez(buffer, format=_FORMAT, slots=slots, keys=keys, rows=rows.reshape(-1, ROW_DEPTH * ROW_WIDTH))
@@ -324,7 +325,7 @@ def save_rows(memory: LearnedMemory) -> bytes:
 
 
 def load_rows(memory: LearnedMemory, saved: bytes) -> None:
-    """Load the rows of :func:`save_rows` into a memory.
+    """Load rows into a memory from the bytes of :func:`save_rows`.
 
     Raises:
         ConfigError: the bytes are not such rows, or are from another release.

@@ -1,4 +1,4 @@
-"""Reads a tenant's learned text for reports. It changes nothing and works while a sidecar uses the folder."""
+"""Reads a tenant's learned text for reports, changes nothing, and works while a sidecar uses the folder."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@
     draft = SpeculantDraft("model.gguf", 8, graph_path="graph.pkl")
     llama = Llama("model.gguf", draft_model=draft)
 
-``Llama`` decodes one text at a time and verifies chains of any length. ``llama-server`` has no such hook; see
-:mod:`speculant_graph.engines.llama_cpp.lookup_table`.
+``Llama`` decodes one text at a time and verifies chains of drafted tokens of any length. ``llama-server`` has no hook
+for a draft model in Python; see :mod:`speculant_graph.engines.llama_cpp.lookup_table`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from gguf import GGUFReader
 
 _CONTROL, _UNUSED = 3, 5
-"""Two of llama.cpp's token types: special tokens, and unused ids."""
+"""llama.cpp's type numbers of special tokens and of unused token ids."""
 
 
 class SpeculantDraft:
-    """Drafts for one ``Llama``. A text that does not continue the previous text starts a new session."""
+    """Draft model for one ``Llama`` object.
+
+    A text that does not continue the previous call's text starts a new session.
+    """
 
     def __init__(
         self, model_path: str | Path, most_drafted: int = 8, *, tokenizer: str | Path | None = None, **settings: Any
@@ -61,7 +64,7 @@ class SpeculantDraft:
             most_drafted=most_drafted,
             vocabulary_size=fingerprint.vocabulary_size,
         )
-        """The session of the current text."""
+        """Holds the drafter session of the current text."""
         self._most = most_drafted
         atexit.register(self.close)
 
@@ -72,16 +75,16 @@ class SpeculantDraft:
             input_ids: all tokens so far, shape ``[length]``.
 
         Returns:
-            Up to ``most_drafted`` tokens.
+            Up to ``most_drafted`` drafted tokens.
         """
         return np.array(self.sessions.draft([input_ids], [self._most]).token_ids, np.intc)
 
     def finish(self) -> None:
-        """End the text, so that later texts can draft from it at once."""
+        """End the current text, so that later texts can draft from it at once."""
         self.sessions.draft([], [])
 
     def close(self) -> None:
-        """End the text and close the drafter."""
+        """End the current text, and close the drafter."""
         self.sessions.close()
 
 

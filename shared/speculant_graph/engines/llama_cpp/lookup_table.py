@@ -1,13 +1,13 @@
-"""Export of a graph as a lookup cache of llama.cpp, so that an unmodified ``llama-server`` drafts from the graph.
+"""Exports a graph as a lookup cache of llama.cpp, so that an unmodified ``llama-server`` drafts from it.
 
 llama.cpp finds the longest known context and drafts its most frequent successor, if this successor is frequent enough.
 llama.cpp's thresholds are fixed and accept short contexts with two occurrences, so most drafts from a whole graph would
-be wrong. Therefore the export selects the drafts: it writes a context only if the best successor is likely enough, and
-writes only this successor. The export writes only the longest contexts, because drafts from shorter contexts cost more
-than they gain (docs/engines.md).
+be wrong. Because llama.cpp's thresholds are fixed, the export writes a context only if its best successor is likely
+enough. The export writes only this successor. The export writes only the longest contexts, because drafts from shorter
+contexts cost more than they gain (docs/engines.md).
 
-The file has the format of ``common_ngram_cache_load`` in llama.cpp's ``common/ngram-cache.cpp``. The file has no
-header. Each context has one record of little-endian int32 values:
+The exported file has the format that ``common_ngram_cache_load`` in llama.cpp's ``common/ngram-cache.cpp`` reads. The
+exported file has no header. Each context has one record of little-endian int32 values:
 
 .. code-block:: text
 
@@ -33,10 +33,10 @@ from speculant_graph.graph.store import damaged
 LONGEST = 4
 """Length of the longest context that llama.cpp looks up, in tokens."""
 LARGEST_COUNT = 20_000_000
-"""Maximum count that is written, because llama.cpp multiplies counts by percentages in 32 bits."""
+"""Cap on exported counts, because llama.cpp multiplies counts by percentages in 32 bits."""
 
 ALWAYS_ENOUGH = 4
-"""Count that passes llama.cpp's thresholds for contexts of any length."""
+"""Smallest exported count; it passes llama.cpp's thresholds for contexts of any length."""
 
 _WORD = np.dtype("<i4")
 _RECORD_WORDS = LONGEST + 3
@@ -46,9 +46,9 @@ _CONTEXTS_AT_A_TIME = 1 << 16
 def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int = 1, min_share: float = 0.6) -> int:
     """Write a graph as a lookup cache of llama.cpp.
 
-    The file is for ``llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE``. The cache contains only token
-    ids, so the model must have the graph's tokenizer, but nothing checks this. The export needs about 50 MB of memory,
-    and more if contexts have many successors.
+    The exported file is for ``llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE``. The cache contains
+    only token ids, so nothing checks that the model has the graph's tokenizer, as it must. The export needs about 50 MB
+    of memory, and more if contexts have many successors.
 
     Args:
         graph: the graph; contexts of 4 tokens are written, or the longest contexts of a graph whose order is below 4.
@@ -57,10 +57,10 @@ def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int =
         min_share: minimum share of the most frequent successor among all successors of a context.
 
     Returns:
-        The number of contexts written.
+        Number of contexts written to the file.
 
     Raises:
-        ConfigError: ``min_count`` is below 1, or ``min_share`` is not between 0 and 1.
+        ConfigError: ``min_count`` is below 1, or ``min_share`` is outside the range from 0 to 1.
         GraphFileError: the file can't be written, or the graph is damaged.
     """
     if min_count < 1:
@@ -83,10 +83,10 @@ def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int =
 
 
 def _portions(graph: NgramGraph, length: int) -> Iterator[tuple[int, Int64Array]]:
-    """Yield contexts of one length in runs.
+    """Yield all contexts of one length, in runs of consecutive contexts.
 
-    Each run has the index of its first context, and the indices at which the contexts' successors start. The indices
-    have shape ``[contexts + 1]``; the last entry is the end of the last context's successors.
+    A run consists of the index of its first context, and the indices at which each context's successors start. The
+    start indices have shape ``[contexts + 1]``; the last entry is the end of the last context's successors.
     """
     level = graph.trie.level(length)
     num_contexts, num_successors = graph.trie.nodes_per_level[length - 1 : length + 1]
@@ -100,7 +100,7 @@ def _portions(graph: NgramGraph, length: int) -> Iterator[tuple[int, Int64Array]
 def _records(
     graph: NgramGraph, length: int, first: int, bounds: Int64Array, min_count: int, min_share: float
 ) -> NDArray[np.int32]:
-    """Return the records of a run of contexts, int32 ``[kept, 7]``.
+    """Return the file records of a run's exported contexts, int32 ``[kept, 7]``.
 
     Args:
         graph: the graph.

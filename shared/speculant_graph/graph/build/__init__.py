@@ -1,1 +1,1 @@
-"""Graph builds: counting, merging and pruning. Start with :mod:`speculant_graph.graph.build.builder`."""
+"""Builds graphs: counts, merges and prunes n-grams. Start with :mod:`speculant_graph.graph.build.builder`."""

@@ -1,4 +1,4 @@
-"""Assembly of a graph file from counted parts: their records are concatenated, renumbered and linked."""
+"""Assembles a graph file from counted parts: concatenates, renumbers and links their records."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def assemble_graph(
 
 
 def _shared_levels(before: PartRecords, after: PartRecords) -> int:
-    """Return how many leading tokens all keys of two adjacent parts share. Both parts have records of these tokens."""
+    """Return how many leading tokens all keys of two adjacent parts share; both have records of these tokens."""
     first, second = before.prefix, after.prefix
     shared = 0
     while shared < min(len(first), len(second)) and first[shared] == second[shared]:
@@ -115,7 +115,7 @@ def _finish_trie(trie: Trie, jobs: int, on_level: Callable[[int], None]) -> tupl
     """Fill the columns ``best`` and ``link`` and the table ``first`` of a trie; all other columns must be complete.
 
     Returns:
-        The number of contexts with a successor, for orders 1 to N.
+        Number of contexts that have a successor, for each order from 1 to N.
     """
     levels = [trie.level(length) for length in range(1, trie.max_order + 2)]
     first = trie.first

@@ -1,4 +1,4 @@
-"""Time and memory of a build."""
+"""Measures the time and memory of a build."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def built_at() -> str:
 
 @dataclass(slots=True)
 class BuildReport:
-    """Time and memory, recorded while a build runs."""
+    """Time and memory of a build, recorded while it runs."""
 
     tokenize_s: float = 0.0
     """Wall-clock seconds until the token stream is on disk, including the time to load the tokenizer."""

@@ -1,4 +1,4 @@
-"""Graph builds from files: reading, tokenising, training, calibrating and counting."""
+"""Builds graphs from files: reads, tokenises, trains, calibrates and counts."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class BuildProgress:
     """Progress of a build."""
 
     phase: Phase | Literal["check", "combine"]
-    """Current phase. In ``check``, files are checked before they are read; in ``combine``, two graphs are merged."""
+    """Current phase. The phase ``check`` checks files before they are read; ``combine`` merges two graphs."""
     done: int
-    """Finished units of the phase. Depending on the phase, these are bytes of corpus files, positions, the whole slice,
-    tokens, levels, or records."""
+    """Number of finished units of the phase. Depending on the phase, the units are bytes of corpus files, training
+    positions, the whole held-out slice, tokens, levels, or records."""
     total: int
-    """Total units of the phase; 0 if unknown."""
+    """Total number of units of the phase; 0 if unknown."""
     num_tokens: int
-    """Tokens read so far."""
+    """Number of tokens read so far."""
 
 
 ProgressCallback = Callable[[BuildProgress], None]
 
 Calibrate = Callable[[Path, GraphMetadata, int, int, UInt32Array | None], bytes]
-"""Function that returns :attr:`GraphMetadata.calibration`.
+"""Function that computes a graph's calibration (:attr:`GraphMetadata.calibration`).
 
 Arguments: the file of a token stream; the graph's metadata; the memory limit in bytes; the number of threads; the
 neural model as 32-bit words, or None. The function may write temporary files next to the token stream, and removes
@@ -72,9 +72,9 @@ class GraphBuilder:
 
     Every text is wrapped in BOS and EOS tokens, if the tokenizer has them; documents of token ids are counted
     unchanged. Empty documents are left out. The documents form one stream, so n-grams cross document boundaries unless
-    ``document_boundaries`` is set. Memory stays within ``memory`` for a corpus of any size. Four kinds of input are
-    exceptions, because they are read as a whole: a JSON record, a JSON file, a PDF, and a document without a point at
-    which to split it.
+    ``document_boundaries`` is set. Memory stays within the setting ``memory`` for a corpus of any size. Four kinds of
+    input may exceed the memory limit, because they are read as a whole: a JSON record, a JSON file, a PDF, and a
+    document without a point at which to split it.
     """
 
     def __init__(self, tokenizer_name: str | Path = DEFAULT_MODEL, max_order: int = 5, **settings: Any) -> None:
@@ -233,7 +233,7 @@ class GraphBuilder:
         return self._graph
 
     def save(self, path: str | Path) -> None:
-        """Write the latest graph of :meth:`build_from_files`.
+        """Write the graph of the latest call of :meth:`build_from_files` to a file.
 
         Raises:
             ConfigError: no graph was built yet.
@@ -245,7 +245,7 @@ class GraphBuilder:
 
 
 def _standard_calibration() -> Calibrate:
-    """Return the standard calibration, imported by name because its module drafts and so is in a higher layer."""
+    """Return the standard calibration, imported by name because its module, which drafts, is in a higher layer."""
     calibrate: Calibrate = importlib.import_module("speculant_graph.draft.pretraining").pretrain
     return calibrate
 

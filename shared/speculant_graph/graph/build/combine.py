@@ -1,6 +1,7 @@
 """Operations on graphs: merge two graphs, add text to a graph, and prune rare n-grams.
 
-A merge or an update gives the same arrays as a build from all the text, including n-grams across the boundary.
+A merge or an update gives the same arrays as a build from all the text, including n-grams across the boundary of the
+texts.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def merge_graphs(
 ) -> NgramGraph:
     """Write the graph of one corpus that consists of the first corpus followed by the second.
 
-    The result keeps the calibration and the neural model of the larger corpus.
+    The merged graph keeps the calibration and the neural model of the larger corpus.
 
     Args:
         first: graph of the first corpus.
@@ -212,12 +213,12 @@ def _calibration_size(facts: GraphMetadata) -> int:
 
 
 def _model_size(graph: NgramGraph) -> int:
-    """Return the size in tokens of the corpus of a graph with a neural model; 0 if the graph has no model."""
+    """Return the size in tokens of the graph's corpus if the graph has a neural model; otherwise 0."""
     return graph.metadata.num_tokens if graph.metadata.num_model_words else 0
 
 
 def _boundary(ours: GraphMetadata, theirs: GraphMetadata) -> dict[Ngram, int]:
-    """Return how counts change at the end of the first stream, whose last tokens now have a continuation."""
+    """Return the count changes at the end of the first stream, whose last tokens now have a continuation."""
     tail, head = ours.tail_token_ids, theirs.head_token_ids
     changes: Counter[Ngram] = Counter()
     for start in range(len(tail)):

@@ -1,7 +1,8 @@
 """Counts the n-grams of a token stream on disk into a graph file, within a memory limit.
 
-The keys (packed n-grams) are divided into ranges of their first token, so that parts are independent and their records
-can be concatenated. If a token is too frequent for one part, its keys are divided by the second token, and so on.
+The keys (packed n-grams) are divided into ranges of their first token. The parts are therefore independent, and their
+records can be concatenated. If a token is too frequent for one part, its keys are divided by the second token, and so
+on.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from speculant_graph.graph.metadata import GraphMetadata
 from speculant_graph.machine import anonymous_bytes
 
 CountProgress = Callable[[Phase, int, int], None]
-"""Function that is called with ("count", done, total), in positions of the token stream. Later it is called with
-("save", done, total), in steps of writing and linking levels."""
+"""Progress callback that gets ("count", done, total), in positions of the token stream. After counting, this callback
+gets ("save", done, total), in steps of writing and linking levels."""
 
 CountParts = Callable[["CountJob"], Iterator[tuple[int, PartRecords]]]
-"""Function that counts a stream. It yields for each part its number of keys and its records, in the order of keys."""
+"""Function that counts a stream, and yields each part's number of keys and its records, in the order of keys."""
 
 _PARTS_PER_JOB = 3
 _MIN_KEYS = 1 << 16
@@ -45,11 +46,11 @@ class CountJob:
     token_ids: UInt32Array
     """The stream, shape ``[num_tokens]``, with document separators if there are boundaries."""
     vocabulary_size: int
-    """Upper bound of the token ids."""
+    """Exclusive upper bound of the token ids."""
     layout: KeyLayout
     """Layout of keys."""
     folder: Path
-    """Folder for the records' files."""
+    """Folder for the files that contain the records."""
     memory: int
     """Limit of the anonymous memory of each process that counts, in bytes."""
     num_threads: int
@@ -125,7 +126,7 @@ def check_tokens(token_ids: UInt32Array, vocabulary_size: int) -> None:
 
 
 def fit_into(free: int, num_tokens: int, layout: KeyLayout, jobs: int) -> tuple[int, int]:
-    """Return the number of concurrent jobs, and the maximum number of keys in a part.
+    """Return how many concurrent jobs fit into memory, and the maximum number of keys in a part.
 
     Args:
         free: available memory in bytes.
@@ -188,7 +189,7 @@ def count_partition(
 
     Args:
         blocks: the stream in blocks, each with the number of tokens at its end with which the next block begins. These
-            complete the keys that begin before them.
+            overlapping tokens complete the keys that begin before them.
         part: the part.
         layout: layout of keys.
         stem: path of the records' files without the level.
@@ -212,7 +213,7 @@ def count_partition(
 
 
 def space_for_keys(num_keys: int, layout: KeyLayout) -> UInt64Array:
-    """Return an array for keys; its pages take memory when they are used."""
+    """Return an array for keys; its pages take memory only when they are used."""
     return np.empty((num_keys, layout.num_words), np.uint64)
 
 
@@ -239,8 +240,8 @@ def count_tokens(
 ) -> None:
     """Count the n-grams of a token stream into a graph file.
 
-    The positions of the stream are divided by their first tokens into parts that fit into memory. The keys of each part
-    are gathered, sorted and written as records. The file contains the records of all parts in order.
+    The keys at all positions of the stream are divided by first token into parts that fit into memory. The keys of each
+    part are gathered, sorted and written as records. The graph file contains the records of all parts in order.
 
     Args:
         stream: file of little-endian 32-bit token ids, with document separators if there are boundaries.

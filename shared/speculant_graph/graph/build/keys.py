@@ -4,7 +4,7 @@ A token is stored as its id plus 1 in ``bits`` bits; 0 means the end of the stre
 by word gives the lexicographic order of their n-grams, shorter n-grams first.
 
 A graph is the sum of its keys: every (N+1)-gram, plus shorter n-grams that end a document or whose continuations were
-pruned. So merge, update and pruning use the same code as a build to write records from keys.
+pruned. Merging, updating and pruning therefore use the same code as a build to write records from keys.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class KeyLayout:
 
 @dataclass(frozen=True, slots=True)
 class WeightedKeys:
-    """A chunk of a stream of ascending keys."""
+    """A chunk of a stream of ascending keys, with a weight for each key."""
 
     keys: UInt64Array
     """The keys, shape ``[n, num_words]``."""
@@ -76,7 +76,7 @@ KeyStream = Iterator[WeightedKeys]
 
 
 def keys_of(trie: Trie, layout: KeyLayout, min_count: int = 1) -> KeyStream:
-    """Yield the keys of a graph, ascending.
+    """Yield the keys of a graph in ascending order.
 
     Args:
         trie: the graph's arrays.
@@ -94,7 +94,7 @@ def keys_of(trie: Trie, layout: KeyLayout, min_count: int = 1) -> KeyStream:
 
 
 def keys_of_ngrams(ngrams: dict[tuple[int, ...], int], layout: KeyLayout) -> KeyStream:
-    """Yield the keys and weights of a few n-grams of up to N+1 tokens, without zero weights."""
+    """Yield the keys and weights of a few n-grams of up to N+1 tokens; leave out zero weights."""
     packed = sorted((layout.pack(ngram), weight) for ngram, weight in ngrams.items() if weight)
     if packed:
         keys, weights = zip(*packed, strict=True)
@@ -102,7 +102,7 @@ def keys_of_ngrams(ngrams: dict[tuple[int, ...], int], layout: KeyLayout) -> Key
 
 
 def merged(first: KeyStream, second: KeyStream) -> KeyStream:
-    """Yield the keys of two streams, ascending, with the weights of equal keys summed."""
+    """Merge two streams: yield their keys in ascending order, with the weights of equal keys summed."""
     ours, theirs = next(first, None), next(second, None)
     row, other_row = 0, 0
     while ours is not None and theirs is not None:
@@ -132,7 +132,7 @@ class PartRecords:
     num_nodes: tuple[int, ...]
     """Number of records per level."""
     totals: tuple[int, ...]
-    """Sum of counts per level."""
+    """Sum of the records' counts per level."""
     files: tuple[Path, ...]
     """One file per level, with 16-byte records; records of the last level have child index 0."""
 
@@ -147,11 +147,11 @@ def emit_records(
 ) -> PartRecords:
     """Write the records of sorted keys for all levels in one pass.
 
-    The number of tokens that a key shares with the previous key determines the levels that start a new record.
+    The number of tokens that a key shares with the previous key determines on which levels a new record starts.
 
     Args:
-        keys: ascending keys in chunks of shape ``[n, num_words]``, each chunk with its counts, shape ``[n]``. None
-            means a count of 1 for each key.
+        keys: ascending keys in chunks of shape ``[n, num_words]``, each chunk with its counts, shape ``[n]``. If the
+            counts are None, each key has a count of 1.
         layout: layout of keys.
         stem: path of the files without the level: the files are named ``stem.1``, ``stem.2``, ...
         prefix: common prefix of all keys.

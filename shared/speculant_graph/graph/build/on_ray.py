@@ -1,8 +1,9 @@
-"""Builds on a Ray cluster: its workers tokenise files or ranges of files, and count ranges of n-grams.
+"""Builds graphs on a Ray cluster: its workers tokenise files or ranges of files, and count ranges of n-grams.
 
-The token ids come back in order. They are shipped to the workers again, in blocks, and each worker counts the n-grams
-of a range of keys into a partial graph. No n-gram is in two partial graphs, so one follows the other in the graph file
-and nothing has to be added up. The graph is the same as without Ray. No other module depends on Ray.
+The workers return the token ids in order. The token ids are then shipped to the workers again, in blocks. Each worker
+counts the n-grams of a range of keys into a partial graph. No n-gram is in two partial graphs. The graph file therefore
+contains one partial graph after the other, and no counts have to be added up. The resulting graph is the same as
+without Ray. No other module depends on Ray.
 """
 
 from __future__ import annotations
@@ -41,24 +42,25 @@ _T = TypeVar("_T")
 _RETRIES = 5
 """Maximum retries of a task after its worker died."""
 _AHEAD = 2
-"""Maximum number of tasks per core that run, or whose results wait to be written. More could fill the object store."""
+"""Maximum number of tasks per core that run, or whose results wait to be written. More tasks could fill Ray's object
+store."""
 BLOCK_TOKENS = 1 << 24
-"""Tokens of a block of the stream."""
+"""Number of tokens in a block of the stream."""
 MOST_KEYS = 1 << 24
-"""Maximum number of keys of a part. With more, its records would fill the object store."""
+"""Maximum number of keys of a part. With more keys, a part's records would fill Ray's object store."""
 _FOUND_BY_RAY = ("auto", "local")
 """Addresses for which Ray finds or starts the cluster."""
 _PATIENCE_S, _LONGEST_CONNECT_S = 10.0, 20.0
-"""Timeouts in seconds: until a server accepts a connection, and until a cluster does."""
+"""Timeouts in seconds: first for a server, then for a cluster, to accept a connection."""
 _ONE_CORE = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
-"""Environment of the tokenizer's library: one thread, but not Python's, in which it takes a third more time."""
+"""Environment of the tokenizers library: one thread of its own; Python's thread takes a third more time."""
 _tokenizers: dict[str, CorpusTokenizer] = {}
-"""This worker's tokenizer, by the id of its Ray object. It is cached, because loading it takes a second."""
+"""This worker's tokenizer by the id of its Ray object, cached because loading it takes a second."""
 
 
 @contextmanager
 def workers_on_ray(address: str) -> Iterator[Workers]:
-    """Connect to a cluster, and yield functions that use it. Leaving the ``with`` block cancels all tasks.
+    """Connect to a Ray cluster, and yield functions that use it. Leaving the ``with`` block cancels all tasks.
 
     Args:
         address: an address in Ray's form: ``auto``, ``host:port`` or ``ray://host:port``. ``local`` starts a cluster of
@@ -104,7 +106,7 @@ def _reach(address: str) -> None:
 
 
 def _within(longest_s: float, connect: Callable[[], object]) -> None:
-    """Connect in a thread, because Ray retries for minutes if a server is no cluster or refuses the token.
+    """Connect in a thread, because Ray retries for minutes if a server is not a cluster or refuses the token.
 
     Raises:
         TimeoutError: it takes longer.
@@ -179,7 +181,7 @@ def _num_cores(ray: Any) -> int:
 
 
 def _in_order(ray: Any, submitted: Iterator[_T]) -> Iterator[_T]:
-    """Yield tasks in order while the next ones run."""
+    """Yield submitted tasks in order, while the next tasks run."""
     most = _AHEAD * _num_cores(ray)
     waiting: deque[_T] = deque()
     for task in submitted:
@@ -198,7 +200,7 @@ def _result(ray: Any, reference: Any) -> Any:
 
 
 def encode_task(shipped: list[Any], task: Task, config: GraphConfig, version: str) -> EncodedPart:
-    """Encode a task: the function that workers run.
+    """Encode a task; workers run this function.
 
     Args:
         shipped: list with one reference, to the tokenizer.
@@ -227,7 +229,7 @@ def encode_task(shipped: list[Any], task: Task, config: GraphConfig, version: st
 def count_task(
     blocks: Sequence[tuple[Any, int]], part: counting.Partition, layout: KeyLayout
 ) -> tuple[PartRecords, list[UInt32Array]]:
-    """Count a part: the second function that workers run.
+    """Count the n-grams of a part; workers run this function.
 
     Args:
         blocks: references to the blocks of the stream, each with its overlap
@@ -236,7 +238,7 @@ def count_task(
         layout: layout of keys.
 
     Returns:
-        The records, whose files no longer exist, and the content of each file.
+        The part's records, whose files no longer exist, and the content of each of these files.
     """
     import ray
 
@@ -249,7 +251,7 @@ def count_task(
 
 
 def describe_file(source: Source, text_field: str) -> CorpusFile:
-    """Return the metadata of a file that several tasks read. This function, too, runs on workers.
+    """Return the metadata of a file that several tasks read; this function also runs on workers.
 
     Raises:
         CorpusError: the file can't be read on this worker.

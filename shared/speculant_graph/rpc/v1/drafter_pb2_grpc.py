@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DrafterServiceStub(object):
-    """The hot path: proposes draft tokens and learns from verified ones.
+    """The hot path of the drafter: proposes draft tokens, and learns from verified tokens.
     """
 
     def __init__(self, channel):
@@ -58,29 +58,30 @@ class DrafterServiceStub(object):
 
 
 class DrafterServiceServicer(object):
-    """The hot path: proposes draft tokens and learns from verified ones.
+    """The hot path of the drafter: proposes draft tokens, and learns from verified tokens.
     """
 
     def Draft(self, request, context):
-        """Takes the tokens of a batch of sequences, stateless or by session, and drafts for them. A request without sequences
-        is valid and serves as a probe: a server that answers it is alive and has its graphs.
+        """Takes the tokens of a batch of sequences, with or without sessions, and drafts for these sequences. A request
+        without sequences is valid and serves as a probe: a server that answers it is alive and has its graphs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamDraft(self, request_iterator, context):
-        """The same exchange over one long-lived stream: one response per request, in order. StreamDraftResponse.error reports
-        a failed step, and the stream stays open. Sessions are not bound to a stream.
+        """Drafts as the method Draft does, but over one long-lived stream: one response per request, in order.
+        StreamDraftResponse.error reports a failed step, and the stream stays open. Sessions are not bound to a stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenSession(self, request, context):
-        """Opens a session under an id that the client chose. Opening it again with the same tenant and graph succeeds and
-        changes nothing: the session keeps its tokens, its generation and its first options. With another tenant or graph
-        the call fails with INVALID_ARGUMENT. RESOURCE_EXHAUSTED: the table of sessions is full and none is idle.
+        """Opens a session under an id that the client chose. Opening an open session again with the same tenant and graph
+        succeeds without any change: the session keeps its tokens, generation and first options. Opening an open session
+        with another tenant or graph fails with INVALID_ARGUMENT. RESOURCE_EXHAUSTED means that the table of sessions is
+        full and no session is idle.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,7 +127,7 @@ def add_DrafterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DrafterService(object):
-    """The hot path: proposes draft tokens and learns from verified ones.
+    """The hot path of the drafter: proposes draft tokens, and learns from verified tokens.
     """
 
     @staticmethod
@@ -239,9 +240,9 @@ class DrafterService(object):
 
 
 class DrafterAdminServiceStub(object):
-    """Administration of a running drafter. The server serves it at a separate address, which must not be public. Clients
-    that are not administrators get PERMISSION_DENIED. In addition to the statuses above, INVALID_ARGUMENT means that a
-    graph file can't be loaded; the message says why.
+    """Administration of a running drafter. The server offers this admin service at a separate address, which must not be
+    public. Clients that are not administrators get PERMISSION_DENIED. For this service, INVALID_ARGUMENT can also mean
+    that a graph file can't be loaded; the message says why.
     """
 
     def __init__(self, channel):
@@ -263,9 +264,9 @@ class DrafterAdminServiceStub(object):
 
 
 class DrafterAdminServiceServicer(object):
-    """Administration of a running drafter. The server serves it at a separate address, which must not be public. Clients
-    that are not administrators get PERMISSION_DENIED. In addition to the statuses above, INVALID_ARGUMENT means that a
-    graph file can't be loaded; the message says why.
+    """Administration of a running drafter. The server offers this admin service at a separate address, which must not be
+    public. Clients that are not administrators get PERMISSION_DENIED. For this service, INVALID_ARGUMENT can also mean
+    that a graph file can't be loaded; the message says why.
     """
 
     def ListGraphs(self, request, context):
@@ -277,7 +278,7 @@ class DrafterAdminServiceServicer(object):
 
     def ReloadGraph(self, request, context):
         """Loads a graph's file again and replaces the served graph; the tokenizer must be the same. Open sessions keep the
-        generation they were opened on. If the file can't be loaded, the server keeps the old graph.
+        graph generation that they were opened on. If the file can't be loaded, the server keeps the old graph.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -305,9 +306,9 @@ def add_DrafterAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DrafterAdminService(object):
-    """Administration of a running drafter. The server serves it at a separate address, which must not be public. Clients
-    that are not administrators get PERMISSION_DENIED. In addition to the statuses above, INVALID_ARGUMENT means that a
-    graph file can't be loaded; the message says why.
+    """Administration of a running drafter. The server offers this admin service at a separate address, which must not be
+    public. Clients that are not administrators get PERMISSION_DENIED. For this service, INVALID_ARGUMENT can also mean
+    that a graph file can't be loaded; the message says why.
     """
 
     @staticmethod

@@ -48,7 +48,7 @@ class VerifierServiceServicer(object):
 
     def Generate(self, request, context):
         """Generates text. Each step that emits tokens sends one message; the last message has the finish reason and the
-        statistics. Cancelling the call frees its slot within a step.
+        statistics. Cancelling the call frees the slot of its request within one step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,10 +104,10 @@ class VerifierService(object):
 
 class VerifierAdminServiceStub(object):
     """Administration of a running verifier's draft model: swaps its LoRA adapters between two steps while requests are
-    decoded. The text does not depend on the adapter. The server serves it at a separate address, which must not be
-    public. Clients that are not administrators get PERMISSION_DENIED. In addition to the statuses above: UNIMPLEMENTED
-    (the verifier has no draft model, or this is not the service's address), INVALID_ARGUMENT (the adapter can't be used;
-    the message says why, and the present adapter stays).
+    decoded. The generated text does not depend on the draft model's adapter. The server offers this admin service at a
+    separate address, which must not be public. Clients that are not administrators get PERMISSION_DENIED. In addition to
+    the statuses above, UNIMPLEMENTED means that the verifier has no draft model, or that the address does not serve this
+    service. INVALID_ARGUMENT means that the adapter can't be used; the message says why, and the present adapter stays.
     """
 
     def __init__(self, channel):
@@ -135,29 +135,30 @@ class VerifierAdminServiceStub(object):
 
 class VerifierAdminServiceServicer(object):
     """Administration of a running verifier's draft model: swaps its LoRA adapters between two steps while requests are
-    decoded. The text does not depend on the adapter. The server serves it at a separate address, which must not be
-    public. Clients that are not administrators get PERMISSION_DENIED. In addition to the statuses above: UNIMPLEMENTED
-    (the verifier has no draft model, or this is not the service's address), INVALID_ARGUMENT (the adapter can't be used;
-    the message says why, and the present adapter stays).
+    decoded. The generated text does not depend on the draft model's adapter. The server offers this admin service at a
+    separate address, which must not be public. Clients that are not administrators get PERMISSION_DENIED. In addition to
+    the statuses above, UNIMPLEMENTED means that the verifier has no draft model, or that the address does not serve this
+    service. INVALID_ARGUMENT means that the adapter can't be used; the message says why, and the present adapter stays.
     """
 
     def ListAdapters(self, request, context):
-        """Returns the present adapter, its acceptance, and the adapters that can be loaded.
+        """Returns the present adapter, its acceptance rate, and the adapters that can be loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Loads an adapter and drafts with it. The call returns when the adapter is in memory; loading continues if the
-        client disconnects. RESOURCE_EXHAUSTED: another adapter is loading.
+        """Loads an adapter of the draft model, and drafts with it from then on. The call returns when the adapter is in
+        memory; loading continues if the client disconnects. RESOURCE_EXHAUSTED means that another adapter is being loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RollbackAdapter(self, request, context):
-        """Restores the state before the latest load, once. INVALID_ARGUMENT: there is no earlier state.
+        """Restores the adapter that was in use before the latest load; this works only once per load. INVALID_ARGUMENT means
+        that there is no earlier state to restore.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -191,10 +192,10 @@ def add_VerifierAdminServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class VerifierAdminService(object):
     """Administration of a running verifier's draft model: swaps its LoRA adapters between two steps while requests are
-    decoded. The text does not depend on the adapter. The server serves it at a separate address, which must not be
-    public. Clients that are not administrators get PERMISSION_DENIED. In addition to the statuses above: UNIMPLEMENTED
-    (the verifier has no draft model, or this is not the service's address), INVALID_ARGUMENT (the adapter can't be used;
-    the message says why, and the present adapter stays).
+    decoded. The generated text does not depend on the draft model's adapter. The server offers this admin service at a
+    separate address, which must not be public. Clients that are not administrators get PERMISSION_DENIED. In addition to
+    the statuses above, UNIMPLEMENTED means that the verifier has no draft model, or that the address does not serve this
+    service. INVALID_ARGUMENT means that the adapter can't be used; the message says why, and the present adapter stays.
     """
 
     @staticmethod
