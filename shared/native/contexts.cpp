@@ -53,19 +53,24 @@ std::size_t most_frequent(const Level& level, Range children, std::span<Successo
 
 std::span<const Successor> SuccessorCache::top(const Graphs& graphs, std::size_t graph, Context context,
                                                Range children) {
-  // A level has fewer than 2^32 records, and a graph fewer than 2^16 levels.
-  const std::int64_t key = static_cast<std::int64_t>(graph) << 56 | context.order << 40 | context.node;
+  // Sequences may have different graphs in the same position: those of their tenants' learned text. A key has only
+  // seven bits of a graph's id, so the whole id is compared, too. A level has fewer than 2^32 records, and a graph
+  // fewer than 2^16 levels.
+  const std::uint64_t id = graphs.id(graph);
+  const std::int64_t key = static_cast<std::int64_t>(id & 0x7F) << 56 | context.order << 40 | context.node;
   const std::size_t set = (static_cast<std::uint64_t>(key) * kHashFactor >> 40) % kSets;
   auto& keys = sets_[set].keys;
   auto place = static_cast<std::size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
-  if (place == kPlaces) {
+  const bool has_key = place != kPlaces;
+  if (!has_key || tops_[set * kPlaces + place].graph != id) {
     if (children.size() > num_allowed_) return {};
     num_allowed_ -= children.size(), num_read_ += children.size();
-    place = oldest_[set]++ % kPlaces;
-    most_frequent(graphs[graph].level(context.order + 1), children, tops_[set * kPlaces + place]);
-    keys[place] = key;
+    if (!has_key) place = oldest_[set]++ % kPlaces;
+    Top& top = tops_[set * kPlaces + place];
+    most_frequent(graphs[graph].level(context.order + 1), children, top.successors);
+    top.graph = id, keys[place] = key;
   }
-  return tops_[set * kPlaces + place];
+  return tops_[set * kPlaces + place].successors;
 }
 
 void SuffixMatches::begin(const SessionHistory& history, std::int64_t size, bool is_enabled) {

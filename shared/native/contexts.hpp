@@ -95,7 +95,11 @@ class SuccessorCache {
   };
   std::vector<Set> sets_ = std::vector<Set>(kSets);
   std::vector<std::uint8_t> oldest_ = std::vector<std::uint8_t>(kSets);  // per set, the next place to fill
-  std::vector<std::array<Successor, kTopSuccessors>> tops_{kSets * kPlaces};
+  struct Top {
+    std::uint64_t graph = 0;  // id of the graph
+    std::array<Successor, kTopSuccessors> successors;
+  };
+  std::vector<Top> tops_{kSets * kPlaces};
 };
 
 /// The sources of one sequence, as they were when the sequence had `session_size` tokens.

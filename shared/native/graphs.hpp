@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -20,10 +21,18 @@ namespace speculant {
 /// a tree costs a look-up in each.
 inline constexpr std::size_t kMaxGraphs = 8, kMaxNamedGraphs = 4;
 
+/// Return an id that no graph of this process has had before.
+inline std::uint64_t next_graph_id() {
+  static std::atomic<std::uint64_t> latest = 0;
+  return ++latest;
+}
+
 /// The parts of a graph's file.
 struct Graph {
   Trie trie = {};
   neural::Model model = {};
+  /// Identifies the graph in caches. Its address would not do, because a later graph may have the same one.
+  std::uint64_t id = next_graph_id();
 };
 
 /// The context of the end of a sequence in each graph.
@@ -40,6 +49,7 @@ class Graphs {
 
   std::size_t size() const { return graphs_.size(); }
   const Trie& operator[](std::size_t graph) const { return graphs_[graph]->trie; }
+  std::uint64_t id(std::size_t graph) const { return graphs_[graph]->id; }
   /// The first graph that has a neural model, or the first one.
   std::size_t neural() const { return neural_; }
   const neural::Model& model() const { return graphs_[neural_]->model; }
