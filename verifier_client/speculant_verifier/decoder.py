@@ -65,8 +65,8 @@ _DEEP = 128
 class SpeculativeDecoder:
     """Decodes speculatively: a drafter drafts from a graph, and the model verifies the drafts.
 
-    The output equals the output of plain decoding with the same model. With the verification rule ``follow``, the
-    output depends only on prompt, settings and seed, not on the graph or the drafter.
+    With the verification rules ``follow``, ``gumbel`` and ``nasd``, token ids equal those of plain decoding with the
+    same model, prompt, settings and seed. The other rules keep the distribution of the output.
 
     All methods are thread-safe and may be called from any event loop. The requests of all callers share one batch.
 

@@ -1,6 +1,7 @@
 """Sampling of one request: validated settings, random streams and logits processors.
 
-The logits processors are transformers' own classes and run in the same order as in transformers.
+The logits processors run in the same order as in transformers. All but the count penalties are transformers' own
+classes.
 """
 
 from __future__ import annotations
