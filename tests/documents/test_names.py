@@ -28,7 +28,8 @@ from support.pages import ROOT, blocks, code_spans, pages, read_page, without_bl
 FILES = r"(?:py|pkl|nx|pem|key|md|proto|toml)"
 FOREIGN_FLAGS = {"--help", "--version", "--upgrade", "--no-sandbox", "--headless", "--screenshot", "--schema",
                  "--unix-socket", "--protocol", "--group", "--profile", "--tokenizer", "--speculative-num-draft-tokens",
-                 "--speculative-ngram-max-bfs-breadth", "--spec-draft-n-max"}  # fmt: skip
+                 "--speculative-ngram-max-bfs-breadth", "--spec-draft-n-max", "--additional-config",
+                 "--gpu-memory-utilization"}  # fmt: skip
 """Flags of other programs, and flags of every command."""
 EVERYWHERE = sorted({*pages(), "ARCHITECTURE.md", "CHANGELOG.md"})
 
