@@ -123,8 +123,8 @@ class VerifierConfig(Config):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Data type of the weights; 'auto' keeps the checkpoint's own on a GPU and uses float32 on a CPU."""
     num_threads: Annotated[int, Field(ge=0)] = 0
-    """Number of CPU threads of torch; 0 takes all cores but one. Threads that wait for a busy core slow every step
-    down."""
+    """Number of CPU threads of torch; 0 takes all cores but one. If threads wait for a busy core, every step
+    becomes slower."""
     cuda_graphs: bool = True
     """On a GPU, record forward passes as CUDA graphs. With CUDA graphs, a forward pass needs one launch instead of
     thousands, but somewhat more memory."""

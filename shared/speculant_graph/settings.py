@@ -78,7 +78,7 @@ environment variable contains a list of paths as JSON."""
 
 
 _OF_DRAFTS = {"max-depth"}
-"""Settings that ``[draft]`` and requests share; their short flags set the values in ``[draft]``."""
+"""Settings of both ``[draft]`` and requests. The short flag of such a setting sets the one in ``[draft]``."""
 _FAMILIAR = {"tokenizer-name": "tokenizer", "model-name": "model", "address": "drafter", "attention": "attn"}
 """Maps settings to additional flags that are more commonly used."""
 

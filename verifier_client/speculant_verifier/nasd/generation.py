@@ -168,7 +168,7 @@ class NGramStorage(INgramStorage):
 
 
 class OneLevelNGramStorage(NGramStorage):
-    """N-grams of exactly n tokens, without back-off to shorter contexts, so the tables are not split by order."""
+    """One table of n-grams of exactly n tokens; there is no back-off to shorter contexts."""
 
     _keeps_shorter_contexts = False
 

@@ -36,8 +36,8 @@ BUDGET_S = 6.0
 
 _MOST_REPEATS = 9
 _SHARE_OF_SETUP = 0.4
-"""Share of the time budget for filling caches and running every pass once; passes that would exceed it are not
-measured."""
+"""Filling caches and running every pass once may take this share of the time budget. Passes that would exceed the share
+are not measured."""
 _LONGEST_PASS = 0.005
 """Share of the time budget that a pass over one token may take. If a pass over one token takes longer, the caches stay
 empty during the measurement, because filling them takes as long as dozens of passes."""
