@@ -9,10 +9,11 @@ _USUAL_GAIN = 0.03
 """Share of a pass's time that the neural model saves, not counting the cost of wider passes. The model gained 2 to 5 %
 more tokens per step on seven kinds of outputs (docs/experiments.md, "a neural model")."""
 _TRIED = 4
-"""Number of steps with the model before the first decision; they alternate with as many steps without it."""
+"""Number of timed steps with the model before the first decision, and of timed steps without it."""
 _EVERY = 64
-"""Number of steps between two measurements of drafting time. A measurement times one step with the opposite choice and,
-for comparison, the step before it."""
+"""Number of steps from one measurement of drafting time to the next."""
+_BEFORE, _FIRST, _SECOND = _EVERY - 3, _EVERY - 2, _EVERY - 1
+"""A measurement times the step before two steps with the opposite choice, and the second of these."""
 _NUM_TIMES = 16
 """Number of latest times whose median is taken. The median ignores outliers that other work causes."""
 
@@ -21,9 +22,10 @@ class NeuralChoice:
     """Skips the neural model if it takes more time than it saves; decides separately per range of batch sizes.
 
     The model's time depends on the machine, the number of sequences and the length of a pass, so it is measured. From
-    time to time, one step uses the opposite choice and is timed, as is the step before it, because the machine's load
-    varies. The model's gain is a constant. Tokens per step vary so much that even thousands of steps would not measure
-    the gain better.
+    time to time, two steps use the opposite choice. The second is timed, because a step also learns from the draft of
+    the step before it, which takes longer if that draft used the model. The step before the two is timed as well,
+    because the machine's load varies. The model's gain is a constant. Tokens per step vary so much that even thousands
+    of steps would not measure the gain better.
     """
 
     def __init__(self) -> None:
@@ -58,10 +60,11 @@ class _Experience:
     def next_manner(self) -> bool:
         self._num_steps += 1
         if not self._is_decided:
-            return self._num_steps % 2 == 0
+            self._is_timed = self._num_steps % 2 == 0
+            return self._num_steps % 4 in (3, 0)
         place = self._num_steps % _EVERY
-        self._is_timed = place >= _EVERY - 2
-        return self._is_neural != (place == _EVERY - 1)
+        self._is_timed = place in (_BEFORE, _SECOND)
+        return self._is_neural != (place in (_FIRST, _SECOND))
 
     def observe(self, is_neural: bool, draft_s: float, pass_s: float) -> None:
         self._pass_s.append(pass_s)

@@ -17,6 +17,7 @@ from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.types import DEFAULT_OPTIONS, DraftOptions
 
 TRIED, EVERY, NUM_TIMES, USUAL_GAIN = 4, 64, 16, 0.03
+TIMED = (EVERY - 3, EVERY - 1)
 TIMES = st.lists(st.tuples(st.floats(0.0, 0.1), st.floats(0.1, 3.0), st.booleans()), max_size=200)
 
 
@@ -31,8 +32,8 @@ class SlowChoice:
     def next_manner(self) -> bool:
         self.num_begun += 1
         if not self.decided_at:
-            return self.num_begun % 2 == 0
-        return self.usual() != (self.num_begun % EVERY == EVERY - 1)
+            return (self.num_begun - 1) // 2 % 2 == 1
+        return self.usual() != (self.num_begun % EVERY >= EVERY - 2)
 
     def end(self, is_neural: bool, draft_s: float, pass_s: float) -> None:
         self.steps.append((self.num_begun, is_neural, draft_s, pass_s))
@@ -42,14 +43,15 @@ class SlowChoice:
     def times(self) -> dict[bool, list[float]]:
         found: dict[bool, list[float]] = {True: [], False: []}
         for place, (number, is_neural, draft_s, _) in enumerate(self.steps):
-            if not self.decided_at or place < self.decided_at or number % EVERY >= EVERY - 2:
+            is_early = not self.decided_at or place < self.decided_at
+            if number % 2 == 0 if is_early else number % EVERY in TIMED:
                 found[is_neural].append(draft_s)
         return found
 
     def usual(self) -> bool:
         times = self.times()
         added_s = median(times[True][-NUM_TIMES:]) - median(times[False][-NUM_TIMES:])
-        counted = [place for place, (number, *_) in enumerate(self.steps) if number % EVERY >= EVERY - 2]
+        counted = [place for place, (number, *_) in enumerate(self.steps) if number % EVERY in TIMED]
         last = max([self.decided_at - 1, *(place for place in counted if place >= self.decided_at)])
         passes = [pass_s for *_, pass_s in self.steps[: last + 1]]
         return added_s < USUAL_GAIN * median(passes[-NUM_TIMES:])
@@ -67,15 +69,17 @@ def test_the_choice_is_that_of_the_slow_way(steps: list[Any], num_rows: int) -> 
             slow.end(is_neural, draft_s, pass_s)
 
 
+@pytest.mark.parametrize("share_of_next", [0.0, 0.8])
 @pytest.mark.parametrize("num_rows", [1, 8, 32])
-def test_what_pays_is_found_and_found_again_where_it_changes(num_rows: int) -> None:
-    """The choice is right even if one step in ten takes ten times as long."""
+def test_what_pays_is_found_and_found_again_where_it_changes(num_rows: int, share_of_next: float) -> None:
+    """The choice is right even if one step in ten takes ten times as long, or the next step has most of the cost."""
     chance, choice, shares = random.Random(3), NeuralChoice(), []
     for share_of_pass in (0.01, 0.05, 0.02):
         used = []
         for _ in range(6_000):
             used.append(choice.is_neural(num_rows))
-            draft_s = (0.1 + share_of_pass * used[-1]) * chance.choice([1, 1, 1, 1, 1, 1, 1, 1, 1, 10])
+            cost = (1 - share_of_next) * used[-1] + share_of_next * used[max(len(used) - 2, 0)]
+            draft_s = (0.1 + share_of_pass * cost) * chance.choice([1, 1, 1, 1, 1, 1, 1, 1, 1, 10])
             choice.observe(num_rows, used[-1], draft_s, 1.0)
         shares.append(sum(used[-3_000:]) / 3_000)
     assert [share > 0.95 for share in shares] == [True, False, True]
@@ -118,7 +122,7 @@ def test_an_engine_drafts_as_chosen_and_counts(has_neural: bool, cost: CostCurve
     assert len(rows.asked) == sessions.counts.drafted_steps == 300
     num_neural = sum(not options.omit_neural for options in rows.asked)
     if has_neural:
-        assert [options.omit_neural for options in rows.asked[:8]] == [True, False] * 4
+        assert [options.omit_neural for options in rows.asked[:8]] == [True, True, False, False] * 2
         assert sessions.counts.neural_steps == num_neural
         assert 4 <= num_neural < 296, "each manner is timed again and again"
     else:
