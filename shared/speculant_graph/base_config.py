@@ -77,8 +77,8 @@ def shown_problem(problem: Mapping[str, Any], name: str) -> str:
 def names_in(location: Sequence[str | int], kind: type[BaseModel]) -> list[str]:
     """Return the names of the setting in the location of a pydantic error: ``["prediction"]``.
 
-    A pydantic location also contains table keys as [key], indices of list items, and the type names of a setting with
-    several types.
+    Besides names of settings, a pydantic location has keys of tables (as ``[key]``) and indices of list items. If a
+    setting may have several types, the location also has the name of a type.
 
     Args:
         location: the location of the error, relative to ``kind``.

@@ -27,8 +27,8 @@ FileName = Annotated[str, StoredName()]
 :func:`~speculant_graph.file_names.stored_name` converts a name to its stored form."""
 
 CouplingName = Literal["none", "gumbel"]
-"""Random numbers that the strategy ``sampling`` draws with: its own, or the noise of the rules ``follow``, ``gumbel``
-and ``nasd``."""
+"""Source of the random numbers of the strategy ``sampling``: the strategy itself, or the noise of the rules ``follow``,
+``gumbel`` and ``nasd``."""
 
 SiblingsName = Literal["none", "without-replacement", "independent"]
 """How the strategy ``sampling`` draws sibling nodes. 'none' makes chains, 'without-replacement' is for the rule

@@ -23,7 +23,7 @@ are prefill, because prefill passes are not measured."""
 _FIRST_PASSES = 2.0
 """Time that drafts may lose before drafting pauses for the first time, as a number of passes."""
 _FEW_NODES = 8
-"""Number of draft nodes up to which drafts are always considered likely to grow."""
+"""Prices of a step assume that a draft may grow to this many nodes, even if all recent drafts were smaller."""
 _MOST_DRAFTING = 1.0
 """Cap on the drafting time counted for a step, as a multiple of its pass's time. Other work must have taken the time
 above the cap."""

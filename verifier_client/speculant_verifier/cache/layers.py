@@ -18,7 +18,7 @@ Buffer = NDArray[np.int16]
 
 
 class SlotLayer(CacheLayerMixin):
-    """KV buffers of one layer, ``[rows, kv_heads, slots, head_dim]``; the cache sets the slots for every pass.
+    """KV buffers of one layer, ``[rows, kv_heads, slots, head_dim]``; before each pass, the cache chooses the slots.
 
     Buffers are zeroed, never uninitialised: a NaN in a masked slot would still poison the output (0 x NaN).
     """

@@ -167,13 +167,13 @@ function drawSuccessors() {
     note = `${counted(summary.num_successors, "token")} followed ${order === 1 ? "the last token" : `the last ${order} tokens`}.`;
     mark = colour(order, graph().max_order);
   }
-  byId("next-note").textContent = snapshot ? note : `${note} Choose one to append it.`;
+  byId("next-note").textContent = snapshot ? note : `${note} Choose a token to append it.`;
   showSuccessors(successors, mark, (successor) => append([successor.id]));
 }
 
 const BLENDS = {
-  longest: "What followed the longest known context; shorter ones are ignored. Strategies that draft only from the graph use this.",
-  calibrated: "All known contexts and the text itself, weighted by how often each kind was right. The other strategies use this.",
+  longest: "Successors of the longest known context alone, from which greedy and sampling draft.",
+  calibrated: "Probabilities from all contexts and from the text itself, each weighted by how often its kind was right. The strategies adaptive, tree and specexec draft from them.",
 };
 
 function draftNote() {
