@@ -9,7 +9,7 @@ namespace {
 
 // Tokens that must match before the token that differs. 1 and 3 are up to 0.2 % worse (docs/experiments.md, "gaps").
 constexpr std::int64_t kMinSkipGramMatch = 2;
-// Maximum number of contexts of a position before the last four (neural, skip-gram, two of target top-k) join:
+// Maximum number of contexts of a position before the last ones (neural, skip-gram, two of target top-k) join:
 // Calibration::learn has space for 128. Five graphs of orders 1 to 10 and matches of up to 32 tokens give at most 113
 // contexts. Of more, the shortest are left out.
 constexpr std::size_t kMaxContexts = 122;
@@ -17,6 +17,9 @@ constexpr std::size_t kMaxContexts = 122;
 constexpr std::int64_t kNeuralBefore = 3;
 // Orders of the graph whose most frequent successors the model scores, too. 3 gains nothing (the same section).
 constexpr std::int64_t kAskedOrders = 2;
+// The neural models of further layers run only if this many times the least share is left. With 1, two layers give up
+// to 0.8 % more tokens in 1.1 to 1.2 times the time (docs/experiments.md, "neural models of several layers").
+constexpr double kFurtherModels = 4.0;
 static_assert(kLookBack >= kMaxMatch && kLookBack >= neural::kLookBack);
 
 /// Count a token after `start`.
@@ -131,7 +134,7 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
   std::array<std::int64_t, kMaxGraphs> totals_before;
   totals_before.fill(-1);
   std::int64_t longest;
-  const Context of_model = contexts[sources.graphs.neural()];
+  const Contexts at_first = contexts;
   bool has_asked = !sources.has(Source::kNeural), has_short_ones = false;
   const auto add_matches = [&](SuffixMatches& matches, Source source) {
     const std::int64_t length = matches.length(), total = matches.add_next(found_.successors);
@@ -146,7 +149,12 @@ const MatchedContexts& ContextCollector::collect(const Sources& sources, const C
     } while (session_.find_below(longest, end) || learned_.find_below(longest, end));
     if (longest <= kNeuralBefore && !has_asked) {
       has_asked = true;
-      if (left_ >= least_share) add_proposals(sources, calibration, end, of_model);
+      double least = least_share;
+      for (std::size_t of_model = 0; of_model < sources.graphs.size(); ++of_model) {
+        if (sources.graphs.model(of_model).empty()) continue;
+        if (left_ >= least) add_proposals(sources, calibration, end, of_model, at_first[of_model]);
+        least = kFurtherModels * std::max(least_share, kSmallestShare);
+      }
     } else if (longest <= 2 && !has_short_ones) {
       has_short_ones = true;
       if (sources.has(Source::kSkipGram)) add_skip_gram(sources, calibration, end);
@@ -199,18 +207,17 @@ std::span<const Successor> ContextCollector::top_children(const Graphs& graphs, 
   return std::span(top_).first(most_frequent(trie.level(context.order + 1), children, top_));
 }
 
-/// Add the tokens that the neural model finds probable: among its frequent tokens, the successors found so far, and the
-/// successors of short contexts in its graph.
+/// Add the tokens that the neural model of a graph finds probable: among its frequent tokens, the successors found so
+/// far, and the successors of short contexts in its graph.
 void ContextCollector::add_proposals(const Sources& sources, const Calibration& calibration, const Token* end,
-                                     Context context) {
-  const std::size_t graph = sources.graphs.neural();
+                                     std::size_t graph, Context context) {
   known_.clear();
   for (const Successor& each : found_.successors) known_.push_back(each.token);
   for (; context.order > 0; context = sources.graphs[graph].shorter(context)) {
     if (context.order > kAskedOrders) continue;
     for (const Successor& each : top_children(sources.graphs, graph, context)) known_.push_back(each.token);
   }
-  const auto proposals = proposer_.propose(sources.graphs.model(), end, known_);
+  const auto proposals = proposer_.propose(sources.graphs.model(graph), end, known_);
   std::uint32_t most = 0;
   for (const auto& [token, count] : proposals) {
     found_.successors.push_back({token, count});

@@ -7,8 +7,8 @@
 //     continues after a changed token.
 //   - learned: positions in the accepted text of earlier sequences.
 //   - target top-k: the target's own top tokens after the last two tokens, and after the last one.
-//   - neural: the prediction of a neural model of the corpus from the last 80 tokens. It comes before the short
-//     contexts, which would otherwise take its share.
+//   - neural: the predictions of the graphs' neural models from the last 80 tokens. They come before the short
+//     contexts, which would otherwise take their share.
 // A context that occurs exactly where the next longer one of its source does adds nothing and is left out.
 // calibration.hpp mixes the contexts.
 #pragma once
@@ -151,8 +151,8 @@ class SuffixMatches {
 class ContextCollector {
  public:
   /// Collect the contexts of the tokens before `end`, until the share left to shorter contexts is too small to matter.
-  /// At least kLookBack tokens precede `end`. `contexts` are the longest ones that the graphs contain. The neural model
-  /// is the slowest source, so it runs only if at least `least_share` is left to it.
+  /// At least kLookBack tokens precede `end`. `contexts` are the longest ones that the graphs contain. Neural models
+  /// are the slowest source, so the first runs only if at least `least_share` is left to it, further ones if more is.
   const MatchedContexts& collect(const Sources& sources, const Calibration& calibration, const Token* end,
                                  Contexts contexts, double least_share = 0.0);
 
@@ -165,7 +165,8 @@ class ContextCollector {
   std::int64_t add_children(const Sources& sources, const Calibration& calibration, std::size_t graph, Context context,
                             std::int64_t total_before);
   std::span<const Successor> top_children(const Graphs& graphs, std::size_t graph, Context context);
-  void add_proposals(const Sources& sources, const Calibration& calibration, const Token* end, Context context);
+  void add_proposals(const Sources& sources, const Calibration& calibration, const Token* end, std::size_t graph,
+                     Context context);
   void add_skip_gram(const Sources& sources, const Calibration& calibration, const Token* end);
   void add_top_k(const TargetTopKOverlay& rows, const Calibration& calibration, const Token* end, int length);
 

@@ -40,7 +40,7 @@ void Graphs::prefetch_all_children(const Contexts& contexts) const {
 }
 
 void Graphs::add(const Shared& graph) {
-  if ((graphs_.empty() || model().empty()) && !graph->model.empty()) neural_ = size();
+  if ((graphs_.empty() || first_model().empty()) && !graph->model.empty()) first_model_ = size();
   graphs_.push_back(graph);
   max_order_ = std::max(max_order_, graph->trie.max_order());
 }

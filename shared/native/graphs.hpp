@@ -50,9 +50,9 @@ class Graphs {
   std::size_t size() const { return graphs_.size(); }
   const Trie& operator[](std::size_t graph) const { return graphs_[graph]->trie; }
   std::uint64_t id(std::size_t graph) const { return graphs_[graph]->id; }
-  /// The first graph that has a neural model, or the first one.
-  std::size_t neural() const { return neural_; }
-  const neural::Model& model() const { return graphs_[neural_]->model; }
+  const neural::Model& model(std::size_t graph) const { return graphs_[graph]->model; }
+  /// The neural model of the first graph that has one, otherwise an empty model.
+  const neural::Model& first_model() const { return model(first_model_); }
   /// Whether a graph holds learned text.
   bool is_learned(std::size_t graph) const { return graph >= num_named_; }
   /// Largest order of all graphs.
@@ -83,7 +83,7 @@ class Graphs {
   void add(const Shared& graph);
 
   std::vector<Shared> graphs_;
-  std::size_t num_named_ = 0, neural_ = 0;
+  std::size_t num_named_ = 0, first_model_ = 0;
   std::int64_t max_order_ = 0;
 };
 

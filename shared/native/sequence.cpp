@@ -47,7 +47,7 @@ std::int64_t Sequence::num_bytes() const { return kObjectBytes + history.num_byt
 Sources Sequence::sources() const {
   auto enabled = settings.sources;
   if (!graphs.has_named()) enabled[static_cast<std::size_t>(Source::kCorpus)] = false;
-  if (graphs.model().empty()) enabled[static_cast<std::size_t>(Source::kNeural)] = false;
+  if (graphs.first_model().empty()) enabled[static_cast<std::size_t>(Source::kNeural)] = false;
   return {graphs, history, size(), memory->history, rows_, enabled};
 }
 

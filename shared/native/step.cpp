@@ -193,7 +193,7 @@ void StepHandler::draft_from(Step& step, const std::vector<std::size_t>& indices
     part.generation = graph.generation;
     for (const auto& span : part.draft.proposals) max_entries -= std::min(max_entries - 1, span.size());
     step.num_empty += part.draft.size() == 0 && part.budget > 0;
-    const bool could_ask = !settings->is_from_graph() && !part.sequence->graphs.model().empty();
+    const bool could_ask = !settings->is_from_graph() && !part.sequence->graphs.first_model().empty();
     const bool asks = settings->sequence.sources[static_cast<std::size_t>(Source::kNeural)];
     step.num_without_neural += part.budget > 0 && could_ask && !asks;
     if (!part.session) continue;

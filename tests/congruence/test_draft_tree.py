@@ -156,8 +156,7 @@ def pair_of(
     boundaries: bool = True,
     window: int = 300,
     layers: int = 1,
-    model_words: UInt32Array | None = None,
-    of_model: int = 0,
+    model_words: Sequence[UInt32Array | None] = (None,),
     mixer_words: NDArray[np.float32] | None = None,
 ) -> Pair:
     mixer = None if mixer_words is None else read_weights(mixer_words)
@@ -172,9 +171,9 @@ def pair_of(
         documents, order = corpus[layer::layers], max(1, max_order - layer)
         fast.append(graph_of(documents, order, VOCABULARY_SIZE, boundaries=boundaries))
         slow.append(OracleGraph(documents if boundaries else [joined(documents)], order))
-        models.append(None)
-        if model_words is not None and layer == of_model % layers:
-            fast[-1], models[-1] = with_model(fast[-1], model_words), read_tables(model_words)
+        words = model_words[layer % len(model_words)]
+        models.append(None if words is None else read_tables(words))
+        fast[-1] = fast[-1] if words is None else with_model(fast[-1], words)
     return Pair(
         SessionDrafter(fast, config, calibration=Calibration(mixer_words), max_session_tokens=window),
         SlowDrafter(slow, config, VOCABULARY_SIZE, max_session_tokens=window, models=models, mixer=mixer),
@@ -250,10 +249,12 @@ def test_every_step_is_that_of_the_reference(
     foreign = chance.choice([[], [-1, -7, VOCABULARY_SIZE, 2**30]])
     corpus = [text_of(chance, alphabet, chance.choice([1, 30, 200])) for _ in range(chance.randint(layers, 4))]
     window = chance.choice([256, 300, 1_000])
-    model_words = None
-    if is_neural:
-        known = [*dict.fromkeys(token for token in joined(corpus) if token >= 0), 17_000, 17_001]
-        model_words = random_words(np.random.default_rng(seed), known, VOCABULARY_SIZE)
+    known = [*dict.fromkeys(token for token in joined(corpus) if token >= 0), 17_000, 17_001]
+    generator = np.random.default_rng(seed)
+    model_words = [
+        random_words(generator, known, VOCABULARY_SIZE) if is_neural and layer != seed % layers + 1 else None
+        for layer in range(layers)
+    ]
     mixer_words = None if mixer == "none" else mixer_weights()
     if mixer == "random":
         mixer_words = np.random.default_rng(seed).normal(0, 0.5, NUM_MIXER_WEIGHTS).astype(np.float32)
@@ -265,7 +266,6 @@ def test_every_step_is_that_of_the_reference(
         window=window,
         layers=layers,
         model_words=model_words,
-        of_model=seed,
         mixer_words=mixer_words,
     )
     texts = [text_of(chance, [*alphabet, *foreign], chance.choice([9, 70, 150]), corpus) for _ in range(5)]

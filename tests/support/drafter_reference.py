@@ -18,6 +18,7 @@ from support.mixer_reference import MixerTables, Position, mixed
 from support.neural_reference import NeuralTables
 from support.oracle import OracleGraph
 from support.tree_reference import (
+    FURTHER_MODELS,
     LEARNED,
     LEARNED_CHAINS,
     LEAST_ASKED,
@@ -103,14 +104,14 @@ class SlowDrafter:
             config: drafting settings.
             vocabulary_size: ids below it are tokens.
             max_session_tokens: maximum number of recent tokens of a sequence that are searched.
-            models: neural model of each graph, or None; the first model is used.
+            models: neural model of each graph, or None.
             mixer: weights of the mixer that adjusts candidates last; None: no mixer.
         """
         self.tables = Tables()
         self._mixer = mixer
         self.sequences: dict[int, SlowSequence] = {}
         self._graphs = graphs
-        self._model = next(((number, each) for number, each in enumerate(models) if each is not None), None)
+        self._models = [(number, each) for number, each in enumerate(models) if each is not None]
         self._config, self._vocabulary_size, self._window = config, vocabulary_size, max_session_tokens
         self._memories: dict[str, Memory] = {}
 
@@ -222,7 +223,7 @@ class SlowDrafter:
             else each.probability
             for token_id, each in mixture.items()
         }
-        has_model = self._model is not None and "neural" in self._config.sources and not sequence.omits_neural
+        has_model = self._models and "neural" in self._config.sources and not sequence.omits_neural
         if self._mixer is not None and has_model:
             position = Position(
                 self.tables.enough(entries),
@@ -230,7 +231,7 @@ class SlowDrafter:
                 len(sequence.text),
                 self._config.sources,
                 self._graphs[0] if self._graphs else None,
-                self._model[1] if self._model is not None else None,
+                self._models[0][1],
                 bool(path),
                 reach,
             )
@@ -272,9 +273,12 @@ class SlowDrafter:
         left = 1.0
         kept: list[Entry] = []
         for number in range(len(longer) + 1):
-            is_asked = number == place_of_model and left >= max(least_share, SMALLEST_SHARE)
-            if is_asked and self._model is not None and "neural" in sources and not sequence.omits_neural:
-                of_graph, model = self._model
+            least = max(least_share, SMALLEST_SHARE)
+            is_place = number == place_of_model and "neural" in sources and not sequence.omits_neural
+            for of_graph, model in self._models if is_place else ():
+                if left < least:
+                    break
+                least = FURTHER_MODELS * max(least_share, SMALLEST_SHARE)
                 graph = self._graphs[of_graph] if "corpus" in sources else None
                 proposed = entries_of_model(model, graph, context, kept)
                 kept += proposed

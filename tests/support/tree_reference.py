@@ -39,8 +39,9 @@ PATH_MEMORY = 0.998
 """Decay factor of the counts of drafted paths per step."""
 LEVEL_WORTH = 0.95
 """Discount in ranks for each level of a path below the first."""
-NEURAL_BEFORE, LEAST_ASKED = 3, 0.03
-"""The neural model comes before contexts of at most this many tokens; least share of a path for which it is run."""
+NEURAL_BEFORE, LEAST_ASKED, FURTHER_MODELS = 3, 0.03, 4.0
+"""Neural models come before contexts of at most this many tokens; least share of a path for which the first model is
+run; how many times as much is needed for further ones."""
 RECYCLED_SLOTS, RECYCLED_DEPTH, RECYCLED_WIDTH = 32_768, 4, 4
 """Number of slots for contexts, most rows of target top-k per context, and most tokens per row."""
 

@@ -154,7 +154,7 @@ void Observer::add_candidate(const Sources& sources, const Candidate& candidate,
   add(place, kInterpolated, octaves(static_cast<float>(candidate.interpolated)) * 0.25F);
   if (place < 2) add(place, kIsFirst + place, 1.0F);
   add(place, kRank, octaves_of(static_cast<std::int64_t>(place)) * 0.25F);
-  const auto& model = sources.graphs.model();
+  const auto& model = sources.graphs.first_model();
   const std::uint32_t row = sources.has(Source::kNeural) ? model.row_of(candidate.token) : model.num_rows();
   const bool is_modelled = row < model.num_rows();
   if (is_modelled) {

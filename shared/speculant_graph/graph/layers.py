@@ -18,7 +18,7 @@ def load_layers(
     """Open graph files that serve as layers of one drafter.
 
     Args:
-        paths: the files; only the neural model and the calibration of the first file are used.
+        paths: the files; drafts use the neural models of all files, but only the calibration of the first.
         tokenizer: the expected tokenizer of all files, if known.
         verify: read and check whole files; see :meth:`NgramGraph.load`.
 
