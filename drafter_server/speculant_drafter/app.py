@@ -118,7 +118,7 @@ def create_app(
 def refuse(error: Exception) -> Response:
     """Return the HTTP response to a failed request: a status code, and a one-line message with a fix.
 
-    The message of an unexpected error points to the log instead.
+    For an unexpected error, the message points to the log instead of a fix.
     """
     headers = dict(SECURITY)
     if isinstance(error, HTTPException):  # raised by Starlette

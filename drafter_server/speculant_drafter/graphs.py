@@ -1,7 +1,7 @@
 """Loads the served graphs by name, and replaces them on a reload without failing a drafting step.
 
 A session keeps the graph generation that it was opened with; sessions opened after a reload get the new generation.
-Graphs are loaded in threads. Long drafting steps also run in threads, and may get graphs.
+Graphs are loaded in threads. Long drafting steps also run in threads, so a thread may look up a graph.
 
 Graph names joined by '+' are layers: a session drafts from all of these graphs, each a separate source of drafts.
 Accepted tokens of a session with layers go into the learned store of the first graph. The drafter for a combination of
@@ -86,7 +86,10 @@ def loading() -> UnavailableError:
 
 
 class GraphRegistry:
-    """All served graphs. Threads may call :meth:`get`; use everything else only on the event loop."""
+    """All served graphs.
+
+    Any thread may iterate, or call :meth:`get` and :meth:`names_of`; use everything else only on the event loop.
+    """
 
     def __init__(
         self,

@@ -24,8 +24,8 @@ STEP_BOUNDS_S = (50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 
 """Upper bounds of the response-time histogram, in seconds; the last bucket has no bound."""
 
 SessionEnd = Literal["closed", "idle", "limit", "memory", "diverged"]
-"""Reason for the end of a session. Its client closed it, it was idle for too long, or its tokens contradicted the
-stored tokens. Other sessions were evicted to limit the number of sessions or their memory."""
+"""Reason for the end of a session. A session ends if its client closes it, if it is idle for too long, or if its tokens
+contradict the stored tokens. Sessions are also evicted to limit their number or their memory."""
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 

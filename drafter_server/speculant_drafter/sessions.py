@@ -40,7 +40,7 @@ class Limits:
     idle_timeout_s: float = 600.0
     """Seconds without a step after which a session is dropped."""
     busy_s: float = 1.0
-    """Seconds after a step in which its session is never dropped for a new one; the new session is refused."""
+    """Seconds after a step during which its session is not dropped for a new session, which is refused instead."""
 
 
 LIMITS = Limits()

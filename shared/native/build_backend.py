@@ -1,4 +1,4 @@
-"""scikit-build-core, plus a compiler if the machine has none: pip then installs the package ziglang for the build.
+"""Build backend: scikit-build-core, plus a compiler (the package ziglang) if the machine has none.
 
 pyproject.toml names this file as the build backend. All build hooks that this file does not define are
 scikit-build-core's own.

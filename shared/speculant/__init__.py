@@ -9,7 +9,7 @@ def main() -> int:
     """Run the command line of this process and return its exit status.
 
     Raises:
-        SystemExit: in the cases of :func:`speculant_graph.cli.main.main`, which documents the exit statuses.
+        SystemExit: raised by :func:`speculant_graph.cli.main.main`, which documents the exit statuses.
     """
     try:
         from speculant_graph.cli.main import main as run

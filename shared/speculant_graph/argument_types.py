@@ -17,7 +17,7 @@ def require_types(values: Mapping[str, object], expected: Mapping[str, type | tu
     """Raise an error for arguments of an unexpected type; None is accepted and stands for the default.
 
     Args:
-        values: the arguments by name; others are ignored.
+        values: the arguments by name; arguments that ``expected`` does not name are ignored.
         expected: the class of each argument to check.
 
     Raises:
@@ -54,7 +54,7 @@ def require_methods(name: str, value: object, methods: tuple[str, ...]) -> None:
     Args:
         name: name of the argument.
         value: the argument.
-        methods: the names of its methods.
+        methods: the names of the methods that the argument must have.
 
     Raises:
         ConfigError: a method is missing, or the argument is a class.

@@ -31,7 +31,7 @@ def parse_verbatim(typed_lists: frozenset[str], parser: ArgumentParser, *argumen
 
 
 def _with_dashes(parser: ArgumentParser, arguments: Sequence[str]) -> list[str]:
-    """Return a command line in which flags spelled with underscores, such as ``--graph.max_order``, have dashes."""
+    """Return a command line with dashes instead of underscores in flags such as ``--graph.max_order``."""
     known = {name for flag in parser._option_string_actions for name in (flag, flag.replace("--no-", "--", 1))}
     flags = list(arguments)
     for index, argument in enumerate(arguments):

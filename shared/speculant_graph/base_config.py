@@ -75,14 +75,14 @@ def shown_problem(problem: Mapping[str, Any], name: str) -> str:
 
 
 def names_in(location: Sequence[str | int], kind: type[BaseModel]) -> list[str]:
-    """Return the names of the setting in the location of a pydantic error: ``["prediction"]``.
+    """Return the names that lead to a setting, from the location of a pydantic error: ``["prediction"]``.
 
     Besides names of settings, a pydantic location has keys of tables (as ``[key]``) and indices of list items. If a
     setting may have several types, the location also has the name of a type.
 
     Args:
         location: the location of the error, relative to ``kind``.
-        kind: the class of settings, or of sections with settings.
+        kind: the class of the settings, or a class whose fields are sections of settings.
     """
     names = [part for part in location if isinstance(part, str) and part != "[key]"]
     annotation = kind.model_fields[names[0]].annotation if names and names[0] in kind.model_fields else None

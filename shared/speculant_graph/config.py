@@ -26,7 +26,7 @@ DEFAULT_MODEL = "openai/gpt-oss-20b"
 """Default target model, which this project is made for."""
 
 MINIMUM_BUILD_MEMORY = 512_000_000
-"""Minimum memory limit of a build, in bytes: Python, the tokenizer and the smallest useful partition."""
+"""Minimum memory limit of a build, in bytes, for Python, the tokenizer and the smallest useful partition."""
 
 
 def _split(names: object) -> object:
@@ -39,14 +39,14 @@ class GraphConfig(Config):
     tokenizer_name: str = DEFAULT_MODEL
     """Tokenizer: a name on the hub or a folder. The target model must use the same tokenizer."""
     max_order: Annotated[int, Field(ge=1, le=10)] = 5
-    """Length of the longest context in tokens. Contexts of every length from 1 up to it are counted."""
+    """Length of the longest context in tokens. Contexts of every length from 1 to this maximum are counted."""
     chunk_size: Annotated[int, Field(ge=1_024)] = 1_000_000
-    """Number of characters tokenised at a time. More is faster and takes more memory; the graph is the same."""
+    """Number of characters tokenised at a time. More is faster, takes more memory, and gives the same graph."""
     hf_token: SecretStr | None = None
     """Access token for gated tokenizers on the hub."""
     text_field: str = "text"
-    """Field of JSON and JSON Lines records that holds the text, or a list of token ids, counted unchanged. Dots in the
-    field's name lead into nested objects and into each element of a list."""
+    """Field of JSON and JSON Lines records that holds the text, or a list of token ids, which are counted unchanged.
+    Dots in the field's name lead into nested objects and into each element of a list."""
     encoding: Annotated[str, AfterValidator(check_encoding)] = "auto"
     """Encoding of files that are not UTF-8, such as cp1252. 'auto' recognises many encodings and refuses ambiguous
     files."""
@@ -62,7 +62,7 @@ class GraphConfig(Config):
     """Train a small neural model on the text. The neural model drafts text that the corpus does not contain word for
     word. Training takes up to half a minute, and the model adds up to 10 MB to the graph file."""
     memory: Annotated[ByteSize, Field(ge=MINIMUM_BUILD_MEMORY)] = ByteSize(2_000_000_000)
-    """Memory limit of a build, such as 2GB; the corpus may be larger. Memory-mapped files don't count."""
+    """Memory limit of a build, such as 2GB, not counting memory-mapped files; the corpus may be larger."""
 
 
 class DraftConfig(Config):
@@ -77,8 +77,8 @@ class DraftConfig(Config):
     cut to this number and renormalised. 0 keeps the whole distribution."""
     temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     """Temperature of 'sampling'. The draft distribution is raised to the power of 1 / temperature, capped at
-    'max_candidates' tokens, normalised, and returned as q. Below 1, the most probable tokens are drawn more often;
-    above 1, the less probable tokens are."""
+    'max_candidates' tokens, normalised, and returned as q. A temperature below 1 favours the most probable tokens, and
+    a temperature above 1 the less probable tokens."""
     sources: Annotated[frozenset[SourceName], BeforeValidator(_split)] = frozenset(get_args(SourceName))
     """Sources that 'tree', 'adaptive' and 'specexec' draft from. 'corpus' is the graph, 'session' the sequence itself,
     and 'learned' accepted text of earlier sequences. 'recycled' is the target's own top tokens. 'neural' is the graph's
@@ -146,13 +146,13 @@ class VerifierConfig(Config):
     """Memory limit, such as 6GB, of the process, or of the GPU if the model runs on a GPU. Weights that do not fit are
     streamed from the disk, or from this machine's memory. 0 uses ``memory_fraction``."""
     host_budget: ByteSize = ByteSize(0)
-    """Limit on this machine's memory, such as 20GB, for weights that are not in GPU memory. Weights beyond it are read
-    from the disk. 0 uses ``memory_fraction``."""
+    """Limit on this machine's memory, such as 20GB, for weights that are not in GPU memory. Weights beyond this limit
+    are read from the disk. 0 uses ``memory_fraction``."""
     memory_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
-    """Fraction of the free memory, on the GPU and on this machine, that is used where no budget is set."""
+    """Fraction of the free memory that is used on the GPU and on this machine, wherever no memory budget is set."""
     resident_layers: Annotated[int, Field(ge=0)] | None = None
-    """Maximum number of decoder layers in memory. For a mixture of experts, it is the maximum number of layers whose
-    experts have space in memory. By default, as many layers as fit are in memory."""
+    """Maximum number of decoder layers in memory. For a mixture of experts, memory has space for the experts of at most
+    this many layers. By default, memory holds as many layers as fit."""
     hf_token: SecretStr | None = None
     """Access token for gated models on the hub."""
 
@@ -166,9 +166,9 @@ class ClientConfig(Config):
     graph: str = ""
     """Name of the graph to draft from, or up to four names joined by '+'; empty: the sidecar's default."""
     tenant: str = ""
-    """Tenant of the decoded text. Its accepted text helps to draft this tenant's later sequences, and no other's."""
+    """Tenant of the decoded text. Accepted text of a tenant helps to draft later sequences of the same tenant only."""
     learn: bool = True
-    """Let later sequences of the tenant draft from accepted text."""
+    """Let later sequences of the tenant draft from this client's accepted text."""
     deadline_ms: Annotated[float, Field(gt=0)] = 20.0
     """Longest wait for a step's draft, in milliseconds."""
     tls_ca: Path | None = None
@@ -239,9 +239,9 @@ class FoldConfig(Config):
     the oldest half into a graph file of the tenant."""
     max_tokens: Annotated[int, Field(ge=0)] = 8_000_000
     """Maximum number of tokens in a tenant's graph files; a token takes some 50 bytes. Beyond this maximum, the oldest
-    graph file is deleted, which has at most half of this number. 0: no limit."""
+    graph file, which has at most half as many tokens, is deleted. 0: no limit."""
     max_days: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    """Days after which learned text is deleted, or up to 1.5 times as many for text in graph files. 0: never."""
+    """Days after which learned text is deleted; text in graph files may stay up to 1.5 times as long. 0: never."""
 
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
@@ -326,7 +326,7 @@ class GenerationConfig(Config):
     n: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Number of samples of the same prompt; sample i uses the seed plus i."""
     logprobs: Annotated[int, Field(ge=0, le=1_024)] | None = None
-    """Return the log-probability of every emitted token, and of this many most probable tokens at its position.
+    """At every position, return the log-probabilities of the emitted token and of this many most probable tokens.
     Log-probabilities are the model's own, before temperature and other settings change them."""
     rule: RuleName = "follow"
     """Rule by which drafts are verified. With 'follow' (also named 'gumbel') and 'nasd', the output depends only on
@@ -339,8 +339,8 @@ class GenerationConfig(Config):
     decoding, one pass per token, without 'verifier.target_cache'. With the rules 'follow', 'gumbel' and 'nasd', all
     three values give the same text."""
     node_budget: Annotated[int, Field(ge=0)] | None = None
-    """Maximum tokens drafted per step for this request, at most 'draft.k'; 0 drafts none. Like the draft settings
-    below, this limit does not change the text with the rules 'follow', 'gumbel' and 'nasd'."""
+    """Maximum tokens drafted per step for this request, at most 'draft.k'; 0 drafts none. With the rules 'follow',
+    'gumbel' and 'nasd', this limit does not change the text, and neither do the other draft settings of a request."""
     max_depth: Annotated[int, Field(ge=1)] | None = None
     """Longest drafted path in tokens, at most 'draft.max_depth'."""
     draft_temperature: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
@@ -380,8 +380,8 @@ class RecordConfig(Config):
     """Acceptance rate below which a request is a failure, counted over positions with drafted tokens. 'relative' stands
     for the rate of the tenant's latest 100 requests. A request without drafts is not a failure."""
     max_bytes: Annotated[ByteSize, Field(ge=10_000)] = ByteSize(200_000_000)
-    """Maximum size, in bytes, of the recorded failures. The same limit holds for the replay sample of the other
-    requests. Beyond the limit, the oldest records are deleted."""
+    """Maximum size, in bytes, of the recorded failures. The replay sample of the other requests has a separate limit of
+    the same size. Beyond a limit, the oldest records are deleted."""
 
 
 class TrainConfig(Config):
@@ -397,4 +397,4 @@ class TrainConfig(Config):
     """Number of passes over the failures. The adapter state with the lowest loss on held-out requests is kept."""
     min_failures: Annotated[int, Field(ge=0)] = 0
     """Number of new failures after which 'speculant verifier' trains an adapter; 0: it never trains on its own. Other
-    commands ignore this."""
+    commands ignore this setting."""

@@ -128,7 +128,7 @@ class SpeculantError(Exception):
 
 
 class ConfigError(SpeculantError):
-    """A setting is wrong, missing or contradicts another."""
+    """A setting is wrong, is missing, or contradicts another setting."""
 
 
 class CorpusError(SpeculantError):
@@ -208,7 +208,7 @@ class OverloadError(UnavailableError):
             message: the exceeded limit.
             retry_delay_s: seconds to wait before a retry.
             fix: the fix.
-            field: the field of the request.
+            field: the request field that is wrong.
         """
         super().__init__(message, fix=fix, field=field)
         self.retry_delay_s = retry_delay_s
@@ -236,7 +236,7 @@ class ApiError(SpeculantError):
             kind: a key of :data:`ANSWERS`.
             message: the problem.
             fix: the fix.
-            field: the field of the request.
+            field: the request field that is wrong.
         """
         super().__init__(message, fix=fix, field=field)
         self.kind = kind

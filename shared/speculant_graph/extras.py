@@ -34,10 +34,10 @@ def missing_extra(error: ImportError, extra: str) -> str | None:
 
     Args:
         error: the error that the import raised.
-        extra: the extra that installs all modules that the importing part needs.
+        extra: the extra that installs all modules that the importing code needs.
 
     Returns:
-        One line with the command to run; None if the missing module is not optional, so that the error is a bug.
+        One line with the command to run; None if the missing module is not optional, because the error is then a bug.
     """
     if isinstance(error, MissingExtraError):  # its code knows better which extra it needs
         return str(error)

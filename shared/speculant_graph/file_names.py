@@ -25,7 +25,7 @@ def json_text(content: object, indent: int | None = None) -> str:
 
     Args:
         content: values that ``json`` accepts; others are converted to text.
-        indent: spaces per level; None: one line.
+        indent: spaces of indentation per level; None writes one line.
     """
     text = json.dumps(content, indent=indent, default=str)
     if "\\udc" not in text:

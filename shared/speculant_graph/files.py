@@ -77,7 +77,7 @@ def replacing(
         path: the file to replace.
         check: reads the written file, and raises an error if the file has a problem.
         folder: the folder to write in, on the same file system; None writes next to the file.
-        is_folder: the result is a new folder, at a path that does not exist yet.
+        is_folder: whether the result is a new folder, at a path that does not exist yet.
 
     Raises:
         GraphFileError: the file can't be written, fails the check, or exists and is not an ordinary file.
@@ -139,7 +139,7 @@ def _keep_access(old: Path, new: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the operating system's errors while ``path`` is written into a GraphFileError that explains them.
+    """While ``path`` is written, convert the operating system's errors to a GraphFileError that explains them.
 
     Raises:
         GraphFileError: the operating system reported an error.

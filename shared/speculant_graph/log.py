@@ -20,7 +20,7 @@ LogFormat = Literal["text", "json"]
 
 _PACKAGES = ("speculant_graph", "speculant_drafter", "speculant_verifier")
 _SHOWN_IN_TEXT = {"worker": "w", "request_id": ""}
-"""Loguru's bound values that log messages in text format show, each with its prefix."""
+"""Names of loguru's bound values that text messages show, each with its prefix."""
 
 
 def silence() -> None:
@@ -39,8 +39,8 @@ def log_to_stderr(level: str = "INFO", log_format: LogFormat = "text") -> None:
     Args:
         level: lowest level of the messages to show.
         log_format: "text", or "json" for one object per line. The object has time (UTC), level, message, logger, and
-            bound values (``request_id``, ``method``, ``graph``, ...). For an exception, it also has the exception's
-            type and traceback.
+            bound values (``request_id``, ``method``, ``graph``, ...). For an exception, the object also has the type
+            and traceback.
     """
     logger.remove()
     # Values of variables are never printed (diagnose=False), because they may contain users' text.

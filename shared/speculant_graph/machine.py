@@ -77,7 +77,7 @@ _GROUP_FILES = {
     "": ("memory.max", "memory.current", ""),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 }
-"""For each version of control groups: files with memory limit and usage, and the prefix of page totals."""
+"""For each version of control groups: the files with memory limit and usage, and the prefix of page totals' names."""
 
 
 def _status_bytes(name: str) -> int:

@@ -19,8 +19,8 @@ TARGET_STREAM = 0
 PROPOSAL_STREAM = 1
 """Stream of the drafter's proposals, which must be independent of the verifier's choice."""
 RULE_STREAM = 2
-"""Stream of the numbers that verification rules draw, indexed by the number of earlier draws. This stream never chooses
-the token of a position."""
+"""Stream of the numbers that verification rules draw, indexed by the number of earlier draws. The numbers of this
+stream never choose the token at a position."""
 STEP_STREAM = 3
 """Stream of seeds for drafts that must not reuse random numbers of the sequence's earlier drafts."""
 TREE_STREAM = 4

@@ -4,10 +4,10 @@ Precedence: flags > environment > TOML file > defaults.
 
 A command declares a :class:`CommandSettings` whose sections are configuration classes. For example, the field
 ``max_order`` of the section ``graph`` has the flag ``--graph.max-order`` and the variable
-``SPECULANT_GRAPH__MAX_ORDER``. The flag is also ``--max-order`` if no other section has such a field. In the TOML file,
-this field is ``max_order`` under ``[graph]``. The TOML file is ``speculant.toml`` unless ``--config`` or
-``SPECULANT_CONFIG`` names another. Flags may have underscores instead of hyphens. All commands share one TOML file, and
-each command reads only the sections that it knows.
+``SPECULANT_GRAPH__MAX_ORDER``. The field also has the short flag ``--max-order`` if no other section has a field of
+that name. In the TOML file, this field is ``max_order`` under ``[graph]``. The TOML file is ``speculant.toml`` unless
+``--config`` or ``SPECULANT_CONFIG`` names another. Flags may have underscores instead of hyphens. All commands share
+one TOML file, and each command reads only the sections that it knows.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ environment variable contains a list of paths as JSON."""
 
 
 _OF_DRAFTS = {"max-depth"}
-"""Settings of both ``[draft]`` and requests. The short flag of such a setting sets the one in ``[draft]``."""
+"""Names of settings that exist both in ``[draft]`` and for requests. The short flag of these names sets the setting in
+``[draft]``."""
 _FAMILIAR = {"tokenizer-name": "tokenizer", "model-name": "model", "address": "drafter", "attention": "attn"}
-"""Maps settings to additional flags that are more commonly used."""
+"""Maps a setting's name to an additional flag with a more common name."""
 
 
 class CommandSettings(BaseSettings):
@@ -105,7 +106,7 @@ class CommandSettings(BaseSettings):
 
 
 class ReportingSettings(CommandSettings):
-    """Base class of the settings of commands that report figures."""
+    """Base class for the settings of commands that report figures."""
 
     json_output: bool = False
     """Print the figures as one JSON object on the last line."""
@@ -248,7 +249,7 @@ def flags_of(
 
 _SECTION_FLAGS = {"--draft-model.name": "--draft-model", "--record.folder": "--record", "--access.file": "--access"}
 """Maps a setting's flag to its short form, which is the name of the setting's section. Without this table, pydantic
-would expect the whole section as JSON after the short form."""
+would take the short form as the flag of the whole section, and expect JSON after it."""
 
 
 def _add_argument(group: Any, *names: str, **options: Any) -> None:
@@ -273,10 +274,10 @@ def _typed_lists(kind: type[CommandSettings]) -> frozenset[str]:
 def _shortcuts(kind: type[CommandSettings]) -> dict[str, str | list[str]]:
     """Return short flags.
 
-    Short flags are ``-o`` for the output, and a field's own name for a section's field that only one section has. If
-    several sections have the field, its short flag sets the request's field: ``--temperature`` sets the sampling
-    temperature of the generated text. Fields of the draft model come last: ``--device`` sets the device of the target
-    model.
+    The short flag for the output is ``-o``. A field that only one section has gets its own name as short flag. If
+    several sections have the field, the short flag sets the request's field: ``--temperature`` sets the sampling
+    temperature of the generated text. A draft model's field gets the short flag only if no other section has the field:
+    ``--device`` sets the device of the target model.
     """
     fields = [
         (section.replace("_", "-"), name.replace("_", "-"))

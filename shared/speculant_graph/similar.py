@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 
 _LEAST_RATIO = 0.75
-"""Minimum share of letters that a name must have in common with a misspelt name to be suggested."""
+"""Minimum share of letters that a suggested name has in common with the misspelt name."""
 
 
 def similar(name: str, known: Iterable[str], least_ratio: float = _LEAST_RATIO) -> str | None:
     """Return the known name most similar to a misspelt one; None if no name is similar enough.
 
-    For dotted names, only the last parts must be similar, because an equal section says little about the setting. If
-    several last parts are equally similar, the similarity of the whole names decides.
+    For dotted names (section and setting), only the last parts must be similar, because an equal section says little
+    about the setting. If several last parts are equally similar, the similarity of the whole names decides.
 
     Args:
         name: the misspelt name.

@@ -1,4 +1,4 @@
-"""The table of drafting strategies, with one record each. This module imports no other module of the project."""
+"""Table of drafting strategies, with one record per strategy. This module imports no other module of the project."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ STRATEGIES: dict[StrategyName, Capabilities] = {
         makes_trees=True, is_calibrated=True, takes_model=True,
     ),
 }  # fmt: skip
-"""Strategies by name. Error messages suggest strategies in this order, with most tokens per step in ``speculant bench
-replay`` first."""
+"""Strategies by name. Error messages suggest strategies in this order: the strategy with the most tokens per step in
+``speculant bench replay`` comes first."""
 
 NGRAM_STRATEGIES: tuple[NgramStrategyName, ...] = get_args(NgramStrategyName)
 """The n-gram strategies in the order of ``NgramStrategyName``. ``--help`` shows the strategies in this order; a new
@@ -95,7 +95,7 @@ READ_BY: dict[str, tuple[StrategyName, ...]] = {
     setting: tuple(name for name in get_args(StrategyName) if setting in STRATEGIES[name].reads)
     for setting in dict.fromkeys(setting for each in STRATEGIES.values() for setting in each.reads)
 }
-"""Maps a setting of ``[draft]`` that only some strategies read to these strategies."""
+"""For each setting of ``[draft]`` that only some strategies read: the strategies that read it."""
 
 
 def described(names: tuple[StrategyName, ...]) -> str:

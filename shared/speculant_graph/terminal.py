@@ -28,7 +28,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def left_out_of(metadata: GraphMetadata) -> str:
-    """Return a text that says how much of a graph's corpus was skipped; empty if nothing was."""
+    """Return a text that says how much of a graph's corpus was skipped; empty if nothing was skipped."""
     files = sum(not file.num_records for file in metadata.skipped)
     records = sum(file.num_records for file in metadata.skipped)
     numbers = [counted(number, noun) for number, noun in ((files, "file"), (records, "record")) if number]

@@ -35,7 +35,7 @@ SiblingsName = Literal["none", "without-replacement", "independent"]
 ``tree-wor``, and 'independent' draws each sibling from q, for the rule ``tree-iid``."""
 
 SourceName = Literal["corpus", "session", "learned", "recycled", "neural"]
-"""Source of a drafted token: graph, this sequence, earlier texts, target's top tokens, neural model and mixer."""
+"""Source of a drafted token: graph, this sequence, earlier texts, target's top tokens, or neural model and mixer."""
 
 DraftSourceName = Literal["ngrams", "model", "both"]
 """The proposer of a drafted token: n-grams, the draft model, or both."""
@@ -120,7 +120,7 @@ class Draft:
     path_probabilities: tuple[float, ...] = ()
     """For each node, the estimated probability that its whole path is accepted; empty if the strategy has none."""
     proposals: Sequence[Proposal] = ()
-    """For sampling strategies, the distribution q of each node; else empty. It may be created on access."""
+    """For sampling strategies, the distribution q of each node, perhaps created only when it is read; else empty."""
     strategy: StrategyName = "greedy"
     """The strategy that made the draft."""
     terminated_early: bool = False
@@ -140,7 +140,7 @@ class Draft:
         return self.parents == tuple(range(len(self.token_ids)))
 
     def part(self, nodes: Sequence[int]) -> Draft:
-        """Return the draft with only these nodes; the indices are ascending and include all ancestors of each node."""
+        """Return a draft of the given nodes; the indices are ascending and include all ancestors of each node."""
         count = len(nodes)
         if count == len(self):
             return self
@@ -210,20 +210,20 @@ class DraftOptions:
     strategy: StrategyName | None = None
     max_candidates: int | None = None
     omit_proposals: bool = False
-    """Omit the distributions q from the draft."""
+    """Whether to omit the distributions q from the draft."""
     max_depth: int | None = None
     max_branches: int | None = None
     coupling: CouplingName | None = None
-    """Random numbers of ``sampling`` for chains. None and 'none' are its own numbers. 'gumbel' is the verifier's noise,
-    a function of seed, position and token, so the verifier agrees more often. Tokens have the same distribution."""
+    """Random numbers with which ``sampling`` draws chains: its own (None, 'none'), or the verifier's noise ('gumbel'),
+    with which the verifier agrees more often. The distribution of the drafted tokens is the same in both cases."""
     siblings: SiblingsName = "none"
     """Kind of siblings that the verifier's rule can use. This kind decides whether ``sampling`` draws trees; every
-    verification rule accepts chains. A rule for independent siblings must not get siblings of another kind. If q is
-    omitted, ``sampling`` draws chains, because rules for trees need q."""
+    verification rule accepts chains. A rule for independent siblings must not get siblings drawn in another way. If q
+    is omitted, ``sampling`` draws chains, because rules for trees need q."""
     temperature: float | None = None
     sources: frozenset[SourceName] | None = None
     omit_neural: bool = False
-    """Omit the source ``neural``; set when this source costs more time than it saves."""
+    """Whether to omit the source ``neural``; true when this source costs more time than it saves."""
     n: int | None = None
     """Option ``n`` of the strategy ``nasd``; at most the value of the setting ``draft.n``. The options of ``nasd`` are
     not sent on the wire, because ``nasd`` drafts in the verifier's process."""
@@ -264,7 +264,7 @@ class SequenceStep:
     least_probability: float = 0.0
     """Minimum path probability, from 0 to 1: less probable nodes are not drafted, because they can't pay off."""
     is_priced: bool = True
-    """Whether the verifier keeps only nodes that pay off, so that a draft model need not fill the budget."""
+    """Whether the verifier keeps only nodes that pay off; if so, a draft model need not fill the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ class DrafterStatistics:
     steps: int = 0
     """Number of steps for which drafts were requested."""
     failed_steps: int = 0
-    """Number of steps without a timely response, including steps not sent to a drafter known to be down."""
+    """Number of steps without a timely response, including steps not sent because the drafter was known to be down."""
     drafted_nodes: int = 0
     """Number of draft nodes received from the drafter."""
     reopened_sessions: int = 0
@@ -297,7 +297,7 @@ MAX_TENANT_CHARACTERS = 256
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """Options of one sequence for a drafter that serves many; None stands for the drafter's setting."""
+    """Options of one sequence for a drafter that serves many sequences; None stands for the drafter's setting."""
 
     tenant: str | None = None
     """The sequence's tenant. Text that was learned from a sequence serves only drafts of the same tenant."""
@@ -341,7 +341,7 @@ class RowDrafter(Protocol):
         Args:
             batch: the rows, whose sessions are open.
             budgets: per row, the maximum number of nodes.
-            prices: the gain that a node must exceed; None keeps whole drafts.
+            prices: the gain that a node must exceed to be kept; None keeps whole drafts.
             options: drafting options.
         """
 
@@ -360,7 +360,7 @@ class Drafter(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Properties of this drafter's drafts; a custom drafter may omit them, and ``draft.strategy`` decides."""
+        """Properties of this drafter's drafts; if a custom drafter omits them, those of ``draft.strategy`` apply."""
 
     @property
     def state(self) -> DrafterState:
@@ -384,7 +384,7 @@ class Drafter(Protocol):
     def observe(self, report: PassReport) -> float:
         """Receive the outcome of the latest step; called once per step.
 
-        Returns the seconds of drafting time that the drafter has already weighed against the gain; 0 if none.
+        Returns the drafting time, in seconds, whose cost the drafter has already weighed against the gain; 0 if none.
         """
 
     def finish(self, session_id: int) -> None:

@@ -40,8 +40,8 @@ def humanise(error: Mapping[str, Any]) -> str:
     """Return the predicate of a message whose subject is the value's name: ``must be a whole number``.
 
     Args:
-        error: one of pydantic's ``ValidationError.errors()``; the text of a validator is kept, but begins in lower
-            case.
+        error: one of pydantic's ``ValidationError.errors()``; a validator's own text is kept, with its first letter in
+            lower case.
     """
     if message := _BY_TYPE.get(error["type"]):
         return message

@@ -20,6 +20,8 @@ _CODE = re.compile(r"```.*?```|<!--.*?-->|^ {4}.*?$", re.DOTALL | re.MULTILINE)
 _END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`*\[])")
 _SECTION = re.compile(r"^ *(?:Args|Returns|Raises|Attributes|Yields):$", re.MULTILINE)
 _ENTRY = re.compile(r"^ +\*{0,2}[\w.]+: ", re.MULTILINE)
+_BLOCK = re.compile(r"\n\s*\n|\n(?=\s*(?:-|\d+\.) )")
+_ITEM = re.compile(r"\s*(?:(?:-|\d+\.) )?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,15 @@ def _docstrings(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             text, *sections = _SECTION.split(node.value.value)
-            yield from text.split("\n\n")
+            yield from (_ITEM.sub("", block, count=1) for block in _BLOCK.split(text))
             for section in sections:
                 yield from _ENTRY.split(section)
 
 
 def _paragraphs(page: str) -> Iterator[str]:
-    for paragraph in re.split(r"\n\s*\n|\n(?=\s*- )", _CODE.sub("", page)):
+    for paragraph in _BLOCK.split(_CODE.sub("", page)):
         if not paragraph.lstrip().startswith(("|", "#", "!")):
-            yield paragraph.lstrip().removeprefix("- ")
+            yield _ITEM.sub("", paragraph, count=1)
 
 
 if __name__ == "__main__":

@@ -102,8 +102,8 @@ class SpeculativeDecoder:
                 alone ('model', and 'specexec' without a graph or a sidecar).
             drafter: a drafter to use instead of a graph or a sidecar; the caller closes it.
             target: a model that is already loaded.
-            require_same_tokenizer: raise if the sidecar's tokenizer differs at the first request. If the argument is
-                False or a later request finds a difference, decoding continues without the sidecar's drafts.
+            require_same_tokenizer: raise if the first request finds that the sidecar's tokenizer differs. If False, or
+                if a later request finds a difference, decoding continues without the sidecar's drafts.
             record: detailed mode: which finished requests are recorded, and where; None records no requests.
 
         Raises:
@@ -291,12 +291,12 @@ class SpeculativeDecoder:
             generation_config: as in :meth:`generate`.
             session: as in :meth:`astream`.
             shared_length: as in :meth:`astream`.
-            pause_s: seconds without an event after which None is yielded; if None, this never happens.
+            pause_s: seconds without an event after which the iterator yields None; with None, it never does.
             ended: called in the event loop when a sequence has ended, even if its events were not read.
 
         Raises:
-            GenerationRequestError: prompts or settings are malformed. The call of ``paced_stream`` itself raises this
-                error, not the iterator that it returns.
+            GenerationRequestError: prompts or settings are malformed. This error is raised when ``paced_stream`` is
+                called, not when the returned iterator is read.
         """
         batch = self._batch(prompt, generation_config, session, shared_length)
         return self._runner.astream(batch.requests, batch.event, pause_s=pause_s, ended=ended)

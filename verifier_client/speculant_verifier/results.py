@@ -98,8 +98,8 @@ class GenerationResult:
     num_tried: int = 0
     """Number of output positions for which tokens were drafted."""
     rolling_acceptance: float | None = None
-    """Share of the positions with drafted tokens that were accepted in the tenant's latest 100 requests, including this
-    one; None if nothing was drafted."""
+    """Of the positions with drafted tokens in the tenant's latest 100 requests, including this one, the share with an
+    accepted token; None if nothing was drafted."""
     sample: int = 0
     """Index of the sample among the samples of its prompt, from 0."""
     error: SpeculantError | None = None
@@ -129,7 +129,7 @@ class GenerationResult:
 
     @property
     def mean_accepted_tokens(self) -> float | None:
-        """Tokens emitted per forward pass, including the target's own (1: plain decoding; None: no pass).
+        """Tokens emitted per forward pass, including the target's own tokens (1: plain decoding; None: no pass).
 
         Tokens from the target cache are excluded, because they do not come from drafts.
         """
@@ -137,12 +137,12 @@ class GenerationResult:
 
     @property
     def num_from_tree(self) -> int:
-        """Number of emitted tokens, except the first of each pass; verified drafts contained their prefixes."""
+        """Number of tokens emitted after an accepted draft token: all except the first token of each pass."""
         return max(0, len(self.token_ids) - self.num_from_target_cache - self.num_steps)
 
     @property
     def tree_hit_rate(self) -> float:
-        """Share of the emitted tokens that ``num_from_tree`` counts.
+        """``num_from_tree`` as a share of all emitted tokens.
 
         The sum of this share and ``target_cache_hit_rate`` is SpecExec's hit rate.
         """

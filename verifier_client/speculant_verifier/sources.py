@@ -21,7 +21,7 @@ def require_sources(
     Args:
         config: settings with the names of the model and its tokenizer.
         graph_paths: graphs to draft from, as layers.
-        client: the sidecar to draft with, if it has an address.
+        client: client settings; if they have an address, drafts come from the sidecar at this address.
 
     Raises:
         ConfigError: the model or tokenizer does not exist, the hub can't be reached, there are several sources of
@@ -59,7 +59,7 @@ def require_one_source(*sources: object) -> None:
 
 
 def is_model_local(config: VerifierConfig) -> bool:
-    """Return whether only the copy of the model in the hub's cache is available.
+    """Return whether the hub can't be reached, so that only the cached copy of the model is available.
 
     Raises:
         ConfigError: the model does not exist, its folder has no model, or the hub can't be reached.
@@ -75,7 +75,7 @@ def is_model_local(config: VerifierConfig) -> bool:
 
 
 def is_tokenizer_local(config: VerifierConfig) -> bool:
-    """Return whether only the copy of the tokenizer in the hub's cache is available.
+    """Return whether the hub can't be reached, so that only the cached copy of the tokenizer is available.
 
     Raises:
         ConfigError: the tokenizer does not exist, or the hub can't be reached.

@@ -68,7 +68,7 @@ class Sources:
         ]
 
     def variations(self) -> list[tuple[Sources, str]]:
-        """Return the sources with one added or removed, each with the change of settings that achieves it."""
+        """Return variants of the sources, with one added or removed, and the change of settings for each."""
         return [
             (replace(self, has_model=False), "leave draft_model.name out")
             if self.has_model
@@ -111,7 +111,7 @@ def suited(draft: DraftConfig, generation: GenerationConfig, sources: Sources) -
         sources: the available sources of drafts.
 
     Raises:
-        ConfigError: the configured strategy does not suit the rule, no strategy does, or the requests exceed the
+        ConfigError: the configured strategy does not suit the rule, no strategy suits it, or the requests exceed the
             settings.
     """
     chosen = _fitting(draft, generation, sources)

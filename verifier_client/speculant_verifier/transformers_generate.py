@@ -56,15 +56,15 @@ def speculant_generate(
     Args:
         model: any causal model of transformers that :class:`TargetModel` accepts.
         input_ids: prompts, ``[batch, length]``, left-padded.
-        logits_processor: made by transformers from the call's settings.
-        stopping_criteria: made by transformers from the call's settings.
-        generation_config: made by transformers from the call's settings.
+        logits_processor: object that transformers makes from the call's settings.
+        stopping_criteria: object that transformers makes from the call's settings.
+        generation_config: object that transformers makes from the call's settings.
         drafter: the drafter, which the caller opens and closes; None: draft from the sequences themselves.
         draft_config: drafting settings: ``k`` (maximum number of nodes per step) always applies, and all other settings
             apply if no drafter is given.
         seeds: sampling seed of every row; None: seeds from torch's random state.
         rule: the verification rule.
-        max_batch_size: maximum number of rows at a time; 0: all rows.
+        max_batch_size: maximum number of rows that are decoded together; 0: all rows.
         sequences: a list that receives the steps, acceptance and times of every row.
         spec_streamer: called with a row's index and its new tokens as they are emitted.
         model_inputs: model inputs from transformers; ``attention_mask`` marks the padding of prompts.

@@ -30,7 +30,7 @@ _ROUNDS = 2
 
 
 class BenchBuildSettings(ReportingSettings):
-    """Time a graph build, and compare counting n-grams with a dict of dicts on the words of Python's sources."""
+    """Time a graph build; on the words of Python's sources, compare n-gram counting with a dict of dicts."""
 
     corpus: CliVariadicArg[list[TypedPath]]
     """Corpus files, folders and patterns to build the graph from, as for 'speculant build'."""
@@ -103,7 +103,7 @@ def count_by_hand(token_ids: Sequence[int], max_order: int) -> Counts:
 
 
 def count_by_iterators(token_ids: Sequence[int], max_order: int) -> Counts:
-    """Return the counts of :func:`count_by_hand` as fast as Python can, with slices and tuples of C iterators."""
+    """Return the counts of :func:`count_by_hand`, but count as fast as Python can, with slices and C iterators."""
     contexts: dict[tuple[int, ...], dict[int, int]] = {}
     for order in range(1, max_order + 1):
         columns = [token_ids[start:] for start in range(order)]

@@ -1,8 +1,8 @@
 """A gRPC echo server that benches compare with a drafter, to measure the cost of gRPC alone.
 
-Run it as a process: ``python -m speculant_graph.bench.echo ADDRESS``. A message that begins with ``SET`` sets the reply
-that the server sends to every later message. With a suitable reply, each direction carries as many bytes as in an
-exchange with a drafter.
+Run the echo server as a process: ``python -m speculant_graph.bench.echo ADDRESS``. A message that begins with ``SET``
+sets the server's reply to this message and to all later ones. With a suitable reply, each direction carries as many
+bytes as in an exchange with a drafter.
 """
 
 from __future__ import annotations

@@ -48,8 +48,8 @@ class BenchEngineLoopSettings(ReportingSettings):
     """Replay recorded outputs on a simulated engine with a GPU's pass times, and measure the drafting time.
 
     The bench uses no GPU: its forward passes only sleep. For each number of rows, the engine decodes the traces once,
-    with that many traces in a batch. The column 'speedup free' divides tokens per second by those of plain decoding, as
-    if drafting took no time. The column 'speedup paid' also counts the drafting time.
+    with that many traces in a batch. The column 'speedup free' is the ratio of tokens per second with drafts to plain
+    decoding, as if drafting took no time. The column 'speedup paid' also counts the drafting time.
     """
 
     traces: CliVariadicArg[list[TypedPath]]
@@ -166,7 +166,7 @@ def _require_times(curve: CostCurve, workloads: Sequence[Workload], settings: Be
     """Check that a single pass fits into the measuring time of a workload.
 
     Raises:
-        ConfigError: according to the curve, a pass takes longer.
+        ConfigError: according to the curve, a pass takes longer than the measuring time.
     """
     most = max(len(workload.traces) for workload in workloads)
     for num_rows in (each for each in settings.rows if each <= most):
@@ -202,7 +202,7 @@ def _require_drafts(sessions: EngineSessions, settings: BenchEngineLoopSettings)
     """Check that the sidecar is able to draft.
 
     Raises:
-        DrafterUnavailableError: it does not; the message contains the sidecar's reason and the fix.
+        DrafterUnavailableError: the sidecar can't draft; the message contains its reason and the fix.
     """
     if sessions.drafter_failure:
         raise DrafterUnavailableError(
@@ -211,7 +211,7 @@ def _require_drafts(sessions: EngineSessions, settings: BenchEngineLoopSettings)
 
 
 def _of_more_tokens(workload: Workload) -> Workload:
-    """Leave out traces with an output of one token, because the prefill pass already generates it."""
+    """Leave out traces with an output of one token, because the prefill pass already generates this token."""
     return replace(workload, traces=tuple(trace for trace in workload.traces if len(trace.output) > 1))
 
 

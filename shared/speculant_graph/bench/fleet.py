@@ -39,7 +39,7 @@ class BenchFleetSettings(ReportingSettings):
 
     sidecars: Annotated[int, Field(ge=2, le=32)] = 2
     """Number of sidecars in the part of the bench that kills one of them. Engines per sidecar are measured with fewer
-    sidecars if some would lack their own CPU core."""
+    sidecars if there are too few CPU cores for one each."""
     engines: Annotated[list[Annotated[int, Field(ge=1, le=256)]], COMMAS] = [1, 2, 4, 8]  # noqa: RUF012
     """Numbers of engines per sidecar to measure, separated by commas."""
     tenants: Annotated[int, Field(ge=0, le=10_000)] = 8
@@ -53,7 +53,8 @@ class BenchFleetSettings(ReportingSettings):
     curve: str = "gptoss-h100"
     """Times of the simulated forward passes, as for 'speculant bench engine-loop'."""
     time: Annotated[float, Field(ge=1.0)] = 10.0
-    """Seconds to measure each number of engines, and the time before and after a sidecar is killed or restarted."""
+    """Seconds to measure each number of engines, and also to measure before and after the kill and the restart of a
+    sidecar."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -62,9 +62,9 @@ class EnginePasses:
     num_drafted: list[int] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
-    """Number of draft requests sent per pass; 0 while the sidecar is paused or drafts do not pay off."""
+    """Number of draft requests sent per pass; 0 while the client pauses requests or drafts do not pay off."""
     failed: list[int] = field(default_factory=list)
-    """Number of failed draft requests per pass: not answered in time, or not sent to a paused sidecar."""
+    """Number of failed draft requests per pass: not answered in time, or not sent because requests are paused."""
     late: int = 0
     """Number of answers that arrived after their deadline."""
     errors: int = 0

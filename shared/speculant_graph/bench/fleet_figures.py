@@ -21,8 +21,8 @@ def draft_figures(engines: Sequence[EnginePasses], rows: int, bar_s: float) -> d
 
     Args:
         engines: the passes of each engine, at least one.
-        rows: rows of a pass.
-        bar_s: limit of drafting time, in seconds.
+        rows: number of rows in each pass.
+        bar_s: limit of the drafting time per pass, in seconds.
 
     Returns:
         The figures. The drafting times cover only passes with a request to a sidecar, or all passes if none has one;
@@ -46,7 +46,7 @@ def draft_figures(engines: Sequence[EnginePasses], rows: int, bar_s: float) -> d
 
 
 def engines_within(results: Sequence[dict[str, Any]], key: str, bar_ms: float) -> float:
-    """Return the most engines per sidecar that were served with the figure ``key`` within the limit, or 0."""
+    """Return the largest number of served engines per sidecar whose figure ``key`` is within the limit, or 0."""
     served = (each for each in results if each[key] <= bar_ms and each["asked_share"] >= _SERVED)
     return max((each["engines"] / each["sidecars"] for each in served), default=0)
 
@@ -65,7 +65,7 @@ def event_figures(engines: Sequence[EnginePasses], event_s: float, window_s: flo
         a second or more after the engine's previous unanswered pass has another cause and does not count.
         ``tokens_per_pass_before``: mean number of tokens per pass before the event, for all rows together.
         ``tokens_back_s``: seconds from the event to the end of the first half second whose passes reach 95 % of
-        ``tokens_per_pass_before``. ``tokens_back_s`` is None if no half second does.
+        ``tokens_per_pass_before``. ``tokens_back_s`` is None if no half second reaches this share.
     """
     ended_s = np.concatenate([each.ended_s for each in engines]) - event_s
     failed = np.concatenate([each.failed for each in engines]) > 0
@@ -88,10 +88,10 @@ def event_figures(engines: Sequence[EnginePasses], event_s: float, window_s: flo
 
 
 def _lacking_s(engine: EnginePasses, event_s: float) -> float:
-    """Return for how many seconds after an event an engine lacked answers: until the last failed pass of a series.
+    """Return the seconds from an event to the end of the last failed pass that the event caused in an engine.
 
-    The first failed pass of the series ends within half a second of the event, and each further one within half a
-    second of the one before it.
+    These failed passes form a series: the first ends within half a second of the event, and each further pass within
+    half a second of the previous one.
     """
     until_s = 0.0
     for ended_s, failed in zip(engine.ended_s, engine.failed, strict=True):

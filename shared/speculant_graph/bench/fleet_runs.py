@@ -96,7 +96,7 @@ def count_engines(
         most_sidecars: maximum number of sidecars.
         counts: numbers of engines per sidecar.
         seconds: duration of each measurement.
-        bar_s: limit of drafting time, in seconds.
+        bar_s: limit of the drafting time per pass, in seconds.
     """
     num_sidecars = max(1, min(most_sidecars, len(os.sched_getaffinity(0)) - 1))
     results = []
@@ -162,7 +162,7 @@ def kill_and_start(ground: Ground, num_sidecars: int, window_s: float) -> tuple[
 
     Args:
         ground: common inputs.
-        num_sidecars: number of sidecars, and of engines.
+        num_sidecars: number of sidecars, and also the number of engines.
         window_s: seconds before and after each event.
 
     Returns:
@@ -228,7 +228,7 @@ def _playing(orders: Sequence[Order], cores: Sequence[int]) -> Iterator[Callable
 
 
 def _observed(sidecars: Sequence[WatchedDrafter]) -> tuple[float, ...]:
-    """Return the sidecars' totals so far: CPU time, summed step latency, number of steps, and drafted nodes."""
+    """Return the sidecars' CPU time, summed step latency, steps and drafted nodes since their start."""
     names = ("step_seconds_sum", "steps_total", "drafted_nodes_total")
     return sum(each.busy_s for each in sidecars), *(sum(each.told(name) for each in sidecars) for name in names)
 

@@ -38,7 +38,7 @@ def running_module(
         module: name of the module.
         arguments: command-line arguments.
         environment: additional environment variables.
-        is_told: whether to open a pipe to its standard input.
+        is_told: whether to open a pipe to the program's standard input.
     """
     process = _start(module, arguments, environment, stdin=subprocess.PIPE if is_told else None)
     try:
@@ -139,7 +139,7 @@ class OwnDrafter:
         stop(self.process)
 
     def start(self) -> None:
-        """Start a sidecar at its address, where no earlier one may be running, and wait until it serves.
+        """Start a sidecar at its address, after any earlier sidecar there has ended, and wait until it serves.
 
         Raises:
             SpeculantError: the sidecar does not start.

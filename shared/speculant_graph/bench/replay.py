@@ -76,7 +76,8 @@ class BenchReplaySettings(ReportingSettings):
     between the times matter. With a cost curve, a draft keeps only the nodes that are worth their cost, up to the
     budget."""
     online: bool = False
-    """Learn from accepted text of earlier outputs to draft later ones, and feed the model's own tokens back."""
+    """Learn from the accepted text of earlier outputs to draft later ones, and pass the model's own tokens to token
+    recycling."""
     layers: bool = False
     """Replay each file as a tenant, in --slices parts, with one strategy and budget (by default 'tree' and 16);
     requires --online. Print tokens per step over time for three variants: no learning, a memory of fold.young-tokens

@@ -86,14 +86,15 @@ def replay(
     """Replay traces one after another and return the steps of each.
 
     Args:
-        drafter: the drafter, without sessions.
+        drafter: the drafter, which has no open sessions.
         traces: the recorded prompts and outputs.
         node_budget: maximum number of nodes per draft.
         tenant: the tenant of the traces.
-        learn: let later traces draft from the accepted tokens of earlier ones, and feed the target's own tokens back.
+        learn: let later traces draft from the accepted tokens of earlier ones, and pass the target's own tokens to
+            token recycling.
         cost: the cost of passes; each draft keeps only the nodes that pay. If ``cost`` is None, every draft keeps all
             its nodes.
-        tell: called with the number of replayed traces and the total.
+        tell: called with the number of replayed traces and the number of all traces.
     """
     replayed = []
     budget = None if cost is None else StepBudget(cost)
@@ -190,7 +191,7 @@ def replay_figures(replayed: Sequence[Sequence[ReplayStep]], cost: CostCurve | N
 def _interval(
     replayed: Sequence[Sequence[ReplayStep]], spent_on: Callable[[Sequence[ReplayStep]], float]
 ) -> list[float]:
-    """Return the 95 % confidence interval of tokens per step or cost, by a percentile bootstrap over traces."""
+    """Return the 95 % confidence interval of tokens per step or per cost, by a percentile bootstrap over traces."""
     tokens = np.array([sum(step.num_tokens for step in of_trace) for of_trace in replayed])
     spent = np.array([spent_on(of_trace) for of_trace in replayed])
     drawn = np.random.default_rng(0).integers(0, len(replayed), (_RESAMPLES, len(replayed)))

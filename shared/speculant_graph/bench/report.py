@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from speculant_graph.graph.build.builder import BuildProgress
 
 COMMAS = BeforeValidator(lambda value: list(dict.fromkeys(value.split(","))) if isinstance(value, str) else value)
-"""Annotation of a list whose items are separated by commas on a command line: ``8,16,32``. A repeated item counts
+"""Annotation of a list that a command line gives as items separated by commas: ``8,16,32``. A repeated item counts
 once."""
 
 Progress = Callable[[int, int], None]
@@ -82,10 +82,10 @@ def print_report(
 
     Args:
         name: the bench.
-        figures: the content of the JSON object; machine and command are added.
+        figures: the content of the JSON object, to which the machine and the command are added.
         arguments: command line of the bench.
         as_json: print the object as the last line of standard output.
-        columns: the columns of each table, by the key of its list; by default all single figures of the objects.
+        columns: the columns of each table, by its list's key in ``figures``; by default all keys of the list's objects.
     """
     machine = describe_machine()
     console = Console(highlight=False, markup=False)

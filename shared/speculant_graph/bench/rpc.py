@@ -139,8 +139,8 @@ def _running_servers(graph: Path, folder: Path) -> Iterator[Servers]:
 def _measure_steps(steps: _Steps, servers: Servers, num_steps: int) -> dict[str, Any]:
     """Measure one batch size, and return its figures, with times in microseconds.
 
-    Trials are interleaved step by step, so that no trial finds warm CPU caches. In a real engine, the CPU caches are
-    cold, too, because a forward pass runs between two drafts.
+    Trials are interleaved step by step, so that no trial finds warm CPU caches. A real engine also drafts with cold CPU
+    caches, because a forward pass runs between two drafts.
 
     Raises:
         SpeculantError: a step failed.
@@ -181,7 +181,7 @@ def _usage(trial: Trial, server: psutil.Process, num_steps: int) -> tuple[float,
 
 
 def _busy_s(server: psutil.Process) -> float:
-    """Return the CPU seconds of this process plus those of a server, which are counted in ticks of 10 ms."""
+    """Return the CPU seconds of this process plus those of a server; the server's are counted in 10 ms ticks."""
     times = server.cpu_times()
     return time.process_time() + times.user + times.system
 
@@ -194,7 +194,7 @@ class _Steps:
         self.texts = texts
 
     def typical_bytes(self) -> tuple[bytes, bytes]:
-        """Return the request and the response of a step whose response has the median size of some steps."""
+        """Run some steps; return the request and the response of the step whose response has the median size."""
         pairs: list[tuple[bytes, bytes]] = []
         with self._opened_stream() as (requests, exchange):
             for step_id in range(1, _SAMPLES + 2):

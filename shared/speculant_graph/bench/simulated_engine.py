@@ -22,7 +22,7 @@ class _Row:
     """A running sequence of the engine."""
 
     text: NDArray[np.int32]
-    """Token ids of the prompt and the output; the first ``length`` of them are decoded so far."""
+    """Token ids of the prompt and the output, of which the first ``length`` are already decoded."""
     length: int
     tenant: str | None
 
@@ -32,7 +32,7 @@ class _Row:
         return cls(np.array([*trace.prompt, *trace.output], np.int32), len(trace.prompt) + 1, tenant)
 
     def accept(self, token_ids: Sequence[int]) -> int:
-        """Accept drafted tokens while they match the recorded output, add one token, and return how many are new."""
+        """Accept drafted tokens while they match the recorded output, plus one; return the number of new tokens."""
         rest = self.text[self.length :].tolist()
         agreed = 0
         while agreed < min(len(token_ids), len(rest)) and token_ids[agreed] == rest[agreed]:
@@ -63,7 +63,7 @@ def passes(
     curve: CostCurve,
     tenants: Sequence[str] | None = None,
 ) -> Iterator[LoopPass]:
-    """Decode ``num_rows`` traces at a time until fewer are left, and yield each pass at its end.
+    """Decode ``num_rows`` traces at a time until fewer traces are left; yield each pass when it ends.
 
     Args:
         sessions: source of drafts.
@@ -71,7 +71,7 @@ def passes(
         num_rows: sequences per pass.
         k: maximum number of drafted tokens per row.
         curve: cost curve, which gives the time of passes.
-        tenants: tenants of the traces, in turns; None for no tenants.
+        tenants: tenants, assigned to the traces in turn; None for traces without a tenant.
     """
     seconds = curve.seconds(num_rows, num_rows * (1 + k)).tolist()
     waiting = map(_Row.begin, traces, itertools.cycle(tenants or [None]))

@@ -1,4 +1,4 @@
-"""Limits the time that unprofitable drafts may lose to a small share of the total time."""
+"""Limits the loss from unprofitable drafts to a small share of the total time."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ def chosen_nodes(
 
     Args:
         drafts: one draft per row of the batch; a draft without path probabilities is kept whole.
-        seconds: seconds of passes over 0, 1, ... tokens, up to the number of rows plus all nodes.
-        rate: tokens that every second must earn.
+        seconds: seconds that a pass takes over 0, 1, ... tokens, up to the number of rows plus the number of all nodes.
+        rate: tokens that every second added by drafts must earn.
         weights: per draft, a correction factor for its probabilities.
 
     Returns:

@@ -18,12 +18,12 @@ class LearnedCost:
     activates fewer new experts: c models this for few experts, d for many. The term e exists because engines have
     faster code for passes without drafts.
 
-    The fit is least squares with a weak prior, and weights of older passes decay. Because of the decay, pass sizes that
-    have not been seen for long are tried again. All earlier passes are forgotten if passes suddenly take less than half
-    the expected time, because the engine was warming up. Earlier passes are also forgotten if passes suddenly take many
-    times as long, because the earlier ones did not run a model. A pass over more than twice the tokens of the widest
-    observed pass gets a prohibitive cost. Without this prohibitive cost, the first drafts could lose the time of many
-    passes if tokens are expensive.
+    The fit uses least squares with a weak prior, and the weights of older passes decay. Because of the decay, pass
+    sizes that have not been seen for a long time are tried again. All earlier passes are forgotten if passes suddenly
+    take less than half the expected time, because the engine was warming up. Earlier passes are also forgotten if
+    passes suddenly take many times as long, because the earlier ones did not run a model. A pass over more than twice
+    the tokens of the widest observed pass gets a prohibitive cost. Without this prohibitive cost, the first drafts
+    could lose the time of many passes if tokens are expensive.
     """
 
     def __init__(self) -> None:
@@ -89,21 +89,21 @@ class LearnedCost:
 
 _NUM_FEATURES = 5
 _FEW, _MANY = 8.0, 32.0
-"""Tokens per pass that activate most experts: in a model with few experts, and in one with many."""
+"""Numbers of tokens per pass that activate most experts, in models with few experts and with many experts."""
 _FEWEST_KNOWN = 64
 _TOO_DEAR = 1e6
 _MEMORY = 0.99
 _LONGEST = 2.0
-"""Cap on a pass's time, as a multiple of the expected time; other work must have taken the time above it."""
+"""Cap on a pass's measured time, as a multiple of the expected time; any excess is due to other work."""
 _TOO_LONG = 8.0
-"""Median ratio of measured to expected time above which earlier passes cannot have run a model."""
+"""If the median ratio of measured to expected time exceeds this number, earlier passes did not run a model."""
 _WARM_UP = 2
 """Number of an engine's first passes that are ignored as warm-up. Passes of a longer warm-up are forgotten when later
 passes take less than half the time."""
 _FEWEST, _PERIOD_S = 10, 0.5
 """Minimum number of passes between two fits of the cost curve, and minimum seconds that these passes take. If passes
-take less time, the required number doubles with every fit. A fit runs between two passes and takes up to a
-millisecond."""
+take less time than this minimum, the required number doubles with every fit. A fit runs between two passes and takes up
+to a millisecond."""
 
 
 def _features(num_tokens: NDArray[np.intp], num_rows: int | NDArray[np.float64]) -> NDArray[np.float64]:

@@ -9,23 +9,23 @@ _USUAL_GAIN = 0.03
 """Share of a pass's time that the neural model saves, not counting the cost of wider passes. The model gained 2 to 5 %
 more tokens per step on seven kinds of outputs (docs/experiments.md, "a neural model")."""
 _TRIED = 4
-"""Number of timed steps with the model before the first decision, and of timed steps without it."""
-_EVERY = 64
-"""Number of steps from one measurement of drafting time to the next."""
-_BEFORE, _FIRST, _SECOND = _EVERY - 3, _EVERY - 2, _EVERY - 1
-"""A measurement times the step before two steps with the opposite choice, and the second of these."""
+"""Number of steps timed with the model, and of steps timed without it, before the first decision."""
+_LEAST_GAP, _MOST_GAP = 64, 256
+"""Number of steps from one measurement of drafting time to the next. The gap doubles after each measurement, up to the
+most, and is the least again after a decision changes."""
 _NUM_TIMES = 16
-"""Number of latest times whose median is taken. The median ignores outliers that other work causes."""
+"""Number of the latest measured times of which the median is taken. The median ignores outliers that other work
+causes."""
 
 
 class NeuralChoice:
     """Skips the neural model if it takes more time than it saves; decides separately per range of batch sizes.
 
-    The model's time depends on the machine, the number of sequences and the length of a pass, so it is measured. From
-    time to time, two steps use the opposite choice. The second is timed, because a step also learns from the draft of
-    the step before it, which takes longer if that draft used the model. The step before the two is timed as well,
-    because the machine's load varies. The model's gain is a constant. Tokens per step vary so much that even thousands
-    of steps would not measure the gain better.
+    The model's time depends on the machine, the number of sequences and the length of a pass, so it is measured. In a
+    measurement, two steps use the opposite choice. Of these two steps, the second is timed, because a step also learns
+    from the previous step's draft, which takes longer if that draft used the model. The last step before these two is
+    also timed, because the machine's load varies. The model's gain is a constant. Tokens per step vary so much that
+    even thousands of steps would not measure the gain better.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,8 @@ class _Experience:
     """Timings and the current choice for one range of batch sizes."""
 
     def __init__(self) -> None:
-        self._num_steps = 0
+        self._num_steps = self._first_opposite = 0
+        self._gap = _LEAST_GAP
         self._is_neural, self._is_decided, self._is_timed = True, False, True
         self._draft_s = {manner: deque[float](maxlen=_NUM_TIMES) for manner in (True, False)}
         self._pass_s = deque[float](maxlen=_NUM_TIMES)
@@ -62,9 +63,12 @@ class _Experience:
         if not self._is_decided:
             self._is_timed = self._num_steps % 2 == 0
             return self._num_steps % 4 in (3, 0)
-        place = self._num_steps % _EVERY
-        self._is_timed = place in (_BEFORE, _SECOND)
-        return self._is_neural != (place in (_FIRST, _SECOND))
+        place = self._num_steps - self._first_opposite
+        if place == 2:  # the measurement is over
+            self._first_opposite += self._gap
+            self._gap = min(2 * self._gap, _MOST_GAP)
+        self._is_timed = place in (-1, 1)
+        return self._is_neural != (place in (0, 1))
 
     def observe(self, is_neural: bool, draft_s: float, pass_s: float) -> None:
         self._pass_s.append(pass_s)
@@ -72,6 +76,10 @@ class _Experience:
             return
         self._draft_s[is_neural].append(draft_s)
         with_s, without_s = self._draft_s.values()
-        if min(len(with_s), len(without_s)) >= _TRIED:
-            self._is_decided = True
-            self._is_neural = median(with_s) - median(without_s) < _USUAL_GAIN * median(self._pass_s)
+        if min(len(with_s), len(without_s)) < _TRIED:
+            return
+        is_neural = median(with_s) - median(without_s) < _USUAL_GAIN * median(self._pass_s)
+        if not self._is_decided or is_neural != self._is_neural:
+            self._gap = _LEAST_GAP
+            self._first_opposite = self._num_steps + self._gap
+        self._is_decided, self._is_neural = True, is_neural

@@ -76,7 +76,7 @@ class CostCurve:
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
         """Return the cost of passes; see :class:`PassCost`.
 
-        Where the curve falls, the highest cost for fewer tokens is used.
+        Where the curve falls, the highest cost of any smaller number of tokens is used.
         """
         tokens = np.arange(most_tokens + 1)
         times = np.interp(tokens, self.tokens, self.ms)

@@ -15,8 +15,8 @@ _MEMORY = 0.98
 """Factor by which a step's weight decays with every later step."""
 _FEWEST, _PERIOD_S = 12, 0.5
 """Minimum number of steps between two updates of the prices, and minimum seconds that their passes take. If passes take
-less time, the required number doubles with every update. An update runs between two passes and takes about a
-millisecond."""
+less time than this minimum, the required number doubles with every update. An update runs between two passes and takes
+about a millisecond."""
 _MOST_TURNS = 64
 """Maximum number of initial steps that alternate between drafting and not drafting. The limit matters if most passes
 are prefill, because prefill passes are not measured."""
@@ -25,8 +25,8 @@ _FIRST_PASSES = 2.0
 _FEW_NODES = 8
 """Prices of a step assume that a draft may grow to this many nodes, even if all recent drafts were smaller."""
 _MOST_DRAFTING = 1.0
-"""Cap on the drafting time counted for a step, as a multiple of its pass's time. Other work must have taken the time
-above the cap."""
+"""Cap on the drafting time counted for a step, as a multiple of its pass's time. Time above the cap must be due to
+other work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class StepBudget:
     at least the average tokens per second. The average covers the latest steps, including drafting time, and is never
     below the rate of passes without drafts.
 
-    *Pauses.* The value of a node and the cost of a wider pass are only estimates; their outcome is known after the
-    step. If drafts and their drafting time lost more time than the limit allows
+    *Pauses.* The value of a node and the cost of a wider pass are only estimates; the actual gain or loss is known
+    after the step. If drafts, including the time to make them, lost more time than the limit allows
     (:class:`~speculant_graph.budget.allowance.Allowance`), steps run without drafts.
     """
 
@@ -58,8 +58,8 @@ class StepBudget:
 
         Args:
             cost: cost of passes; a :class:`~speculant_graph.budget.LearnedCost` learns from observed passes.
-            is_cost_known: whether the cost is already known. If the cost is unknown, every other step at first has no
-                drafts, so that passes with and without drafts are observed.
+            is_cost_known: whether the cost is already known. If the cost is unknown, the first steps alternate between
+                drafting and not drafting, so that passes of both kinds are observed.
         """
         self.cost = cost
         """Cost of passes."""
@@ -81,20 +81,20 @@ class StepBudget:
         return self._allowance.allows()
 
     def num_rest(self) -> int:
-        """Return for how many passes :meth:`may_draft` stays False; 0 if drafting is not paused or this is unknown."""
+        """Return the number of passes for which :meth:`may_draft` stays False; 0 if unknown or not paused."""
         return 0 if self._turns_left else self._allowance.num_rest()
 
     def prices(self, num_rows: int, most_nodes: int) -> StepPrices:
         """Return the prices for the next step: pass costs, required token rate and least node probability.
 
         A node is kept if its expected gain covers the seconds that it adds, at the required token rate. A node's added
-        seconds are its drafting time plus its share of the extra time of the wider pass. The share of the wider pass is
-        the lowest extra time per node over all likely draft sizes above the usual size. The lowest value is used
-        because, in a mixture of experts, many nodes together may pay where a few do not.
+        seconds are its drafting time plus its share of the extra time of the wider pass. To find a node's share, the
+        extra time per node is calculated for every likely draft size above the usual one, and the lowest value is used.
+        The reason is that in a mixture of experts, many nodes together may pay off where a few nodes would not.
 
         Args:
             num_rows: rows of the batch.
-            most_nodes: maximum number of nodes in all drafts.
+            most_nodes: maximum number of nodes in all drafts together.
         """
         known = self._prices.get((num_rows, most_nodes))
         if known is not None:
@@ -184,8 +184,8 @@ class DraftingCost:
     def node_s(self) -> float:
         """Drafting seconds per additional node; 0 if unknown.
 
-        The fixed part is not negative, so this value is at most the mean drafting time per node. Without the limit to
-        the mean, noise would determine the slope if all steps had about the same number of nodes, as an engine's first
+        The fixed part is not negative, so this value is at most the mean drafting time per node. Without this upper
+        limit, noise would determine the value when all steps have about the same number of nodes, as an engine's first
         steps do.
         """
         if not self._nodes:

@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _add_parser(commands: Any, name: str, module: str, settings_name: str, what: str) -> None:
-    """Add a command, with its flags if its settings class, such as ``BenchBuildSettings``, can be imported."""
+    """Add a command, and its flags if its settings class (such as ``BenchBuildSettings``) can be imported."""
     try:
         kind = getattr(importlib.import_module(module), f"{settings_name.title().replace('-', '')}Settings", None)
     except ImportError:

@@ -68,7 +68,7 @@ def _example(section: str, settings: Any) -> str:
 
     Args:
         section: its name.
-        settings: its class, a :class:`Config`.
+        settings: the section's class, a subclass of :class:`Config`.
     """
     lines = [f"[{section}]  # {settings.__doc__.splitlines()[0]}"]
     for name, value in settings():

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _VERIFIER = "speculant_verifier"
 """Name of the package that checks torch and the model. The package may not be installed, so it is imported by name."""
 MODEL, GRAPH = "the model", "the graph"
-"""Owners of tokenizers, besides sidecars."""
+"""Names of tokenizers' owners in messages; a sidecar is named by its address."""
 _NUM_DRAFTS = 200
 """Number of drafts that the doctor requests to measure their latency."""
 _PROMPT_TOKENS = 64
@@ -116,7 +116,7 @@ def _check(settings: DoctorSettings) -> Iterator[CheckResult]:
 
 
 def _check_vllm() -> Iterator[CheckResult]:
-    """Check which model runner vLLM chooses in this environment, apart from any influence of the model."""
+    """Check which model runner vLLM chooses in this environment; the model's influence is not considered."""
     try:
         vllm, config = importlib.import_module("vllm"), importlib.import_module("vllm.config")
     except ImportError as error:
@@ -215,7 +215,7 @@ def _row(result: CheckResult, *, is_colored: bool) -> str:
 
 
 def _guarded(check: str, look: Callable[[], Iterator[CheckResult]]) -> Iterator[CheckResult]:
-    """Yield the results of a check; an exception becomes a failed last result."""
+    """Yield the results of a check; if it raises an exception, the last result is a failure."""
     try:
         yield from look()
     except SpeculantError as error:
@@ -225,7 +225,7 @@ def _guarded(check: str, look: Callable[[], Iterator[CheckResult]]) -> Iterator[
 
 
 def _check_settings(named: Path | None) -> Iterator[CheckResult]:
-    """Check that all settings are valid, using the named file, or else the file in the current folder."""
+    """Check all settings, with the named configuration file or else the one in the current folder."""
     path = config_file([] if named is None else [f"--config={named}"])
     load_settings(AllSettings, "doctor", [] if path is None else [f"--config={path}"])
     variables = sum(name.upper().startswith("SPECULANT_") for name in os.environ)

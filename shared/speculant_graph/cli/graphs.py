@@ -79,7 +79,7 @@ class UpdateSettings(ReportingSettings):
     path: CliPositionalArg[Path]
     """Graph file."""
     corpus: CliPositionalArg[list[TypedPath]]
-    """New text: files, folders, patterns, or '-' for standard input. The new text is counted after the existing
+    """New text: files, folders, patterns, or '-' for standard input. The new text counts as following the existing
     text."""
     output: Path | None = None
     """Output file; by default, the new graph replaces the old graph file once the new graph is complete."""
@@ -192,7 +192,7 @@ def export(arguments: Sequence[str]) -> int:
 
 @contextmanager
 def show_progress() -> Iterator[Callable[[BuildProgress], None]]:
-    """Yield a callback that shows a build's progress: a bar for each phase on a terminal, else nothing."""
+    """Yield a callback that shows a build's progress: a bar for each phase on a terminal, otherwise nothing."""
     from rich.console import Console
     from rich.progress import Progress
 

@@ -139,7 +139,7 @@ def _tokenizer(graph: NgramGraph, config: GraphConfig, *, is_needed: bool) -> tu
 
 
 def _frequent(graph: NgramGraph, num_top: int, tokenizer: CorpusTokenizer | None) -> list[list[dict[str, Any]]]:
-    """Return the most frequent n-grams of every length; texts are None without a tokenizer."""
+    """Return the most frequent n-grams of every length; without a tokenizer, their texts are None."""
     return [
         [
             {"token_ids": list(ngram), "text": None if tokenizer is None else tokenizer.decode(ngram), "count": count}

@@ -1,7 +1,7 @@
 """``speculant``: runs a command, prints an error as one line, and imports only the modules that the command needs.
 
-The table of commands refers to packages that depend on this package; so does the list of its public names. The table
-therefore names the commands as text, and a command is imported only when it runs.
+The table of commands, like this package's list of public names, refers to packages that depend on this package. The
+table therefore names the commands as text, and a command is imported only when it runs.
 """
 
 from __future__ import annotations

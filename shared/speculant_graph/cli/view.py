@@ -24,7 +24,7 @@ class ViewSettings(ReportingSettings):
     path: CliPositionalArg[Path]
     """Graph file."""
     prompt: str = ""
-    """Text whose next tokens the page shows; by default, it shows the graph's most frequent tokens."""
+    """Text whose next tokens the page shows; by default, the page shows the graph's most frequent tokens."""
     output: Path = Path("graph.html")
     """Output file."""
     strategy: NgramStrategyName = "tree"

@@ -72,7 +72,7 @@ class AsyncDrafterClient:
 
 
 async def _awaited(submit: Callable[[Callable[[], None]], Callable[[], _T]], timeout_s: float) -> _T:
-    """Submit a call, wait for its end or the timeout, and collect the result, even if the task is cancelled."""
+    """Submit a call, await its end or the timeout, then collect its result; a cancelled task also collects it."""
     loop = asyncio.get_running_loop()
     over = loop.create_future()
 

@@ -14,7 +14,7 @@ from speculant_graph.strategies import StrategyName
 from speculant_graph.types import EMPTY_DRAFT, Draft, DraftOptions, Feedback, SequenceStep, TokenId
 
 MAX_TOKENS_PER_MESSAGE = 16_384
-"""Maximum number of tokens and feedback values in a message. That many values take 64 KiB, far below the message limit
+"""Maximum number of tokens and feedback values in a message. This many values take 64 KiB, far below the message limit
 of any sensible server."""
 MAX_SEQUENCES_PER_MESSAGE = 256
 _MAX_ANSWER_BYTES = 700_000

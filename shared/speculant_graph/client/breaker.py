@@ -1,4 +1,4 @@
-"""A circuit breaker that stops requests to a failed drafter, which would delay each step to its deadline."""
+"""A circuit breaker that stops requests to a failed drafter, so that steps don't wait until their deadline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speculant_graph.errors import (
 )
 
 PAUSE_S = 0.05
-"""Seconds between two probes of a drafter that is down, and after a refusal that names no retry delay."""
+"""Seconds between two probes of a drafter that is down; also the wait after a refusal without a delay."""
 _FAILURES_BEFORE_PAUSE = 3
 _PROBE_TIMEOUT_S = 0.1
 SILENT = DrafterUnavailableError("no answer to a probe either")
@@ -35,8 +35,7 @@ def retry_delay_s(refusal: SpeculantError) -> float:
 class Breaker:
     """A breaker that opens after several consecutive failures, and closes when the drafter answers a probe.
 
-    Steps send the probes, but do not wait for the answers to probes. The start and the end of an outage are each
-    reported once.
+    Steps send the probes, but do not wait for the answers. The start and the end of an outage are each reported once.
     """
 
     def __init__(self, address: str, report: Callable[[Literal["INFO", "WARNING"], str], None]) -> None:
@@ -72,8 +71,8 @@ class Breaker:
         """Record a failed step.
 
         One or two late answers cause no warning. After three late answers in a row, the warning waits for the outcome
-        of the first probe. Without a probe's outcome, the warning would take a wrong certificate for a slow drafter.
-        Refusals do not open the breaker.
+        of the first probe. Without the probe's outcome, the warning would report a slow drafter even if the cause is a
+        wrong certificate. Refusals do not open the breaker.
 
         Args:
             error: the error of the step.

@@ -82,7 +82,7 @@ class ClientCore:
             address: the drafter's address, for error messages.
             deadline_ms: the deadline of a step, for error messages.
             options: default options of drafts.
-            strategy: the default strategy, which drafts report.
+            strategy: the default strategy, recorded in each draft made with it.
             opening: template of the request that opens a session; every session sets its own id.
             tokenizer_name: the verifier's tokenizer, for error messages.
             wire_ids: returns session ids that no other client uses.

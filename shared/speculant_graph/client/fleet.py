@@ -66,7 +66,7 @@ class _Placed:
 
 
 class SidecarFleet:
-    """Requests drafts from several sidecars. Each tenant uses one sidecar, and another while its own is paused.
+    """Requests drafts from several sidecars. Each tenant uses one sidecar, or another one while the first is paused.
 
     One sidecar thus learns all of a tenant's text, even if the tenant uses several clients (:mod:`.placement`).
     A random key of the client decides which sidecar serves its sessions without a tenant. Without tenants, each client
@@ -103,7 +103,7 @@ class SidecarFleet:
         self.capabilities = first.capabilities
         """Capabilities of the drafting strategy."""
         self.deadline_s, self.open_deadline_s = first.deadline_s, first.open_deadline_s
-        """Maximum times to wait for the drafts of a step and until a session is open, in seconds."""
+        """Two maximum waiting times, in seconds: for the drafts of a step, and for the opening of a session."""
         self._is_over = threading.Event()
         if any(map(is_name, split_addresses(config.address))):
             threading.Thread(target=self._watch, name="speculant-fleet-names", daemon=True).start()
@@ -195,14 +195,14 @@ class SidecarFleet:
     def lookup(self, *, names: bool = True) -> None:
         """Look up every address, and add or remove sidecars accordingly.
 
-        A DNS name that can't be resolved keeps its last addresses. If it never had any, the name itself is used as the
-        address.
+        A DNS name that can't be resolved keeps its last addresses. If the name was never resolved, the name itself is
+        used as the address.
 
         Args:
             names: whether to also look up stable names for addresses that have none yet.
 
         Raises:
-            ConfigError: for the same reasons as the constructor.
+            ConfigError: the constructor would raise this error, too.
         """
         with self._look_up_lock:
             for address in split_addresses(self._config.address):
@@ -259,7 +259,10 @@ class SidecarFleet:
 
 
 def _unique(names: Mapping[str, str]) -> dict[str, str]:
-    """Return the placement name of each address. If several addresses share a name, their addresses serve as names."""
+    """Return the placement name of each address.
+
+    If several addresses share a name, each address serves as its own placement name.
+    """
     counts = Counter(names.values())
     return {address: name if counts[name] == 1 else address for address, name in names.items()}
 

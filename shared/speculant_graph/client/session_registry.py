@@ -47,7 +47,7 @@ class Counts:
 
 
 def _as_list(token_ids: Sequence[TokenId]) -> list[TokenId]:
-    """Return tokens as a list, which for an array is several times faster to make than a tuple."""
+    """Return tokens as a list; converting an array to a list is several times faster than to a tuple."""
     return token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
 
 

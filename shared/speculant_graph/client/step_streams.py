@@ -42,7 +42,7 @@ class GrpcStream:
         on_answer: Callable[[bytes], None],
         on_end: Callable[[SpeculantError], None],
     ) -> None:
-        """Make a stream without starting it, which takes little time.
+        """Make a stream, which takes little time, and do not start it.
 
         Args:
             start_call: starts the call with an iterator of messages.

@@ -1,7 +1,7 @@
 """Detects a text's encoding by the letters and the frequent words of its language.
 
 Single-byte encodings decode almost any bytes. French in cp1252, for example, is also valid text in cp1257, but with a
-mix of letters that no language has. No encoding is chosen if a text fits two languages in different encodings.
+mix of letters that no language has. If no encoding fits a text clearly better than the others, none is chosen.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def decide(sample: bytes, encodings: Iterable[str]) -> str | None:
     """Return the encoding of a text, or None if it is ambiguous.
 
     Args:
-        sample: whole lines of the text; for a short text, all lines with bytes above 127.
+        sample: whole lines of the text; if the text is short, they include all lines with bytes above 127.
         encodings: the candidates, from :data:`ENCODINGS`.
     """
     readings: dict[str, tuple[str, list[float]]] = {}  # text -> its encoding, and the scores of its words
@@ -137,7 +137,7 @@ def _latin_scores(text: str, encoding: str) -> list[float]:
 
 
 def _script_scores(text: str, encoding: str) -> list[float]:
-    """Return a score for each script of the encoding that the text seems to be in."""
+    """Return one score for each script that belongs to the encoding and fits the text."""
     scores: list[float] = []
     letters = Counter(character for character in text if character > "\x7f" and character.isalpha())
     for script in _SCRIPTS:
@@ -154,7 +154,7 @@ def _script_scores(text: str, encoding: str) -> list[float]:
 
 
 def _is_of_script(text: str, letters: Counter[str], alphabet: str) -> bool:
-    """Return whether words hardly ever mix alphabets, and lines with the script have enough of its letters."""
+    """Return whether few words mix alphabets, and the script makes up enough of the lines that contain it."""
     strange = sum(count for letter, count in letters.items() if letter.lower() not in alphabet)
     if strange > _MOST_STRANGE * letters.total():
         return False

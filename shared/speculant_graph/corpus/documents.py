@@ -61,8 +61,8 @@ def read_documents(
     Args:
         source: the file.
         config: ``text_field`` names the field with a record's text or token ids. Dots in the name lead into nested
-            objects, and into each element of a list. If the record has a field of exactly that name, that field is used
-            instead. The texts of several list elements are joined by newlines.
+            objects, and into each element of a list. If a record has a field with exactly this name, dots included,
+            that field is used. The texts of several list elements are joined by newlines.
         vocabulary_size: token ids of records must be below this number.
         on_bad_record: called for every bad record; without it, a bad record raises an error.
 

@@ -14,7 +14,7 @@ from speculant_graph.errors import CorpusError
 from speculant_graph.extras import needed_for
 
 AUTO = "auto"
-"""Value of the setting ``graph.encoding`` that names no encoding, so that it is guessed."""
+"""Value of the setting ``graph.encoding`` with which the encoding is guessed."""
 
 # UTF-32 comes first, because its marks begin with, or contain, the marks of UTF-16.
 _MARKS = (
@@ -147,7 +147,7 @@ def _guess_wide(source: Source, first: bytes) -> Encoding | None:
 
 
 def _guess(source: Source, problem: str) -> Encoding:
-    """Return the one encoding, other than UTF-8, that decodes a text to words of a known language.
+    """Return the one encoding that gives words of a known language; UTF-8 if only few JSON Lines are damaged.
 
     Raises:
         CorpusError: there is no such encoding, or more than one.

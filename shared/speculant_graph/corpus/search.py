@@ -123,7 +123,7 @@ class _Searched(NamedTuple):
 
     @classmethod
     def of(cls, context: Sequence[TokenId], tokenizer: CorpusTokenizer) -> _Searched:
-        """Make the searched text of a context without BOS, EOS and partial characters, which no text contains."""
+        """Make the text to search for a context; omit BOS, EOS and partial characters, which no text contains."""
         borders = {tokenizer.bos_id, tokenizer.eos_id}
         token_ids = list(context)
         while token_ids and token_ids[-1] in borders:

@@ -251,7 +251,7 @@ class Source:
 
 
 class _Counted(io.RawIOBase):
-    """Reads the stored bytes of a file, which its source counts."""
+    """Reads the stored bytes of a file, and has the file's source count them."""
 
     def __init__(self, stored: IO[bytes], source: Source) -> None:
         super().__init__()

@@ -283,16 +283,16 @@ class CorpusTokenizer:
 
 
 def may_be_cut(token: str) -> bool:
-    """Return whether :func:`cut_text` may cut inside of a token, whatever text surrounds it."""
+    """Return whether the inside of a token has a place to cut for :func:`cut_text`, in any surrounding text."""
     return any(1 < cut.start() <= len(token) for cut in _RARE_CUT.finditer(f"x{token}x"))
 
 
 def cut_text(texts: Iterable[str], chunk_size: int) -> Iterator[str]:
     """Cut a text into non-empty pieces whose token ids, concatenated, are those of the whole text.
 
-    Pieces end where GPT-style tokenizers always separate words; for these, :attr:`CorpusTokenizer.is_cuttable` is true.
-    A piece has at least ``chunk_size`` characters and extends to the next position for a cut; only the last may be
-    shorter.
+    Pieces end where GPT-style tokenizers always separate words; for these tokenizers,
+    :attr:`CorpusTokenizer.is_cuttable` is true. A piece has at least ``chunk_size`` characters and extends to the next
+    position for a cut; only the last may be shorter.
 
     Args:
         texts: the text in blocks of any size.

@@ -73,7 +73,8 @@ class DraftGenerator:
         Args:
             prompt: token ids, or text, which is encoded as the verifier encodes it.
             k: maximum number of tokens to draft; None uses the configured number.
-            strategy: how to choose them; None uses the configured strategy if one is set, else ``greedy``.
+            strategy: strategy that chooses the tokens; None uses the configured strategy if one is set, else
+                ``greedy``.
             seed: seed of the strategy ``sampling``.
 
         Raises:
@@ -97,9 +98,9 @@ class DraftGenerator:
     ) -> Draft:
         """Draft up to k tokens that may follow ``context``, depending only on the arguments and the configuration.
 
-        ``greedy`` and ``sampling`` start from the longest suffix of ``context`` in the graph. In both strategies, a
-        window as long as this suffix slides over the drafted tokens. If the graph does not contain the window, the
-        longest suffix is searched again. The other strategies also draft from matches within ``context`` itself.
+        ``greedy`` and ``sampling`` start from the longest suffix of ``context`` that the graph contains, and slide a
+        window of the same length over the drafted tokens. If the graph does not contain the window, they look for the
+        longest suffix again. The other strategies also draft from matches within ``context`` itself.
 
         Args:
             context: at least the last ``graph.max_order`` tokens of the sequence, or all tokens if there are fewer.

@@ -28,7 +28,7 @@ _SIBLINGS: tuple[SiblingsName, ...] = ("none", "without-replacement", "independe
 
 
 def warn_of_unread(config: DraftConfig, strategies: Collection[StrategyName] = ()) -> None:
-    """Warn of every setting that the user changed but no strategy in use reads.
+    """Warn of every setting that the user has changed although no strategy in use reads it.
 
     Args:
         config: the user's settings.
@@ -100,7 +100,7 @@ def settings_of(config: DraftConfig, has_graph: bool, options: DraftOptions = DE
 
     Raises:
         DraftRequestError: an option is out of its bounds.
-        ConfigError: the strategy needs a graph and there is none, or it runs only in a verifier.
+        ConfigError: the strategy needs a graph but there is none, or the strategy runs only in a verifier.
     """
     if options.strategy is not None and options.strategy not in STRATEGIES:
         *others, last = [f"'{each}'" for each in NGRAM_STRATEGIES if has_graph or not STRATEGIES[each].needs_graph]
@@ -138,7 +138,7 @@ def require_source(config: DraftConfig, has_graph: bool) -> None:
     """Raise an error if a strategy has no source to draft from.
 
     Raises:
-        ConfigError: the strategy needs a graph and there is none, or it runs only in a verifier.
+        ConfigError: the strategy needs a graph but there is none, or the strategy runs only in a verifier.
     """
     if config.strategy not in NGRAM_STRATEGIES:
         raise ConfigError(

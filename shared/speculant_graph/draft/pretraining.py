@@ -29,9 +29,9 @@ from speculant_graph.graph.ngrams import NgramGraph
 from speculant_graph.types import Draft, SequenceStep, TokenId
 
 KEPT_VISITS = 5.0
-"""Maximum visit count of each row in the pretrained tables. Low counts let real requests soon outweigh the corpus, from
-which they differ. (With unlimited counts, drafts for the first code-editing requests, which repeat their prompts, were
-2 % worse than without pretraining.)"""
+"""Maximum visit count of each row in the pretrained tables. With low counts, real requests, which differ from the
+corpus, soon outweigh it. (With unlimited counts, the first code-editing requests, which repeat their prompts, got 2 %
+worse drafts than without pretraining.)"""
 
 _CONFIG = DraftConfig(strategy="tree", sources=frozenset(("corpus", "session", "neural")))
 _PROMPT_SHARE = 4
@@ -41,7 +41,7 @@ _NODES = 8
 def pretrain(stream: Path, metadata: GraphMetadata, memory: int, jobs: int, model: UInt32Array | None = None) -> bytes:
     """Learn from a corpus how reliable its contexts are, in about a second for a corpus of any size.
 
-    The result depends only on the stream, not on ``memory`` and ``jobs``.
+    The arguments ``memory`` and ``jobs`` do not change the result.
 
     Args:
         stream: file of little-endian 32-bit token ids, with document separators if there are boundaries. Temporary

@@ -71,21 +71,22 @@ class SessionDrafter:
 
         Args:
             graph: one graph, or up to four graphs as layers. Layers share a tokenizer, and each layer is a separate
-                source. If the graph is None, drafts come from the sequences alone. ``greedy`` and ``sampling`` use the
-                layer with the longest match for the end of a sequence.
+                source. If the graph is None, drafts come from the sequences alone. The strategies ``greedy`` and
+                ``sampling`` use the layer that matches the most tokens at the end of a sequence.
             config: drafting settings.
             calibration: tables of how reliable each kind of context is; accepted tokens update them. By default, the
                 store's saved calibration is used, or else the graph's calibration.
             learned: store of the accepted text of earlier sequences; by default a store in memory.
             vocabulary_size: size of the vocabulary, if known; used only without a graph.
-            max_session_tokens: tokens of one sequence that drafts may use, at least 256; older tokens are dropped.
+            max_session_tokens: maximum number of tokens per sequence that drafts may use, at least 256; older tokens
+                are dropped.
             num_threads: threads that draft for a large batch; 0 uses one thread per core that the process may use. The
                 drafts are the same for any number of threads.
             read_options: function that decodes drafting options in wire format, for steps that the core handles.
 
         Raises:
             ConfigError: the configured strategy has no source to draft from, an argument has a wrong type, there are
-                too many graphs, or one is named twice.
+                too many graphs, or a graph is named twice.
             TokenizerMismatchError: the graphs have different tokenizers.
         """
         graphs = _layers(graph)

@@ -36,10 +36,10 @@ _MOST_WARNINGS = 20
 """Maximum number of different warnings about requests that are logged."""
 _PREFIX = "speculant_"
 TENANT, GRAPHS = f"{_PREFIX}tenant", f"{_PREFIX}graphs"
-"""Keys in a request's extra arguments for its tenant and its graphs (graphs as in ``client.graph``)."""
+"""Keys of the tenant and the graphs in a request's extra arguments; graphs are named as in ``client.graph``."""
 _LONGEST_REST = 32
-"""Maximum number of consecutive steps that only match rows to sequences. The next step also looks at the budget and at
-unread text."""
+"""Maximum number of consecutive steps that only match rows to sequences. After this many steps, the next step also
+checks the budget and the unread text."""
 _SHORTEST_S = 1e-6
 """Lower bound on the duration of a forward pass, in seconds; no real pass is shorter."""
 _WITHOUT_NEURAL = DraftOptions(omit_neural=True)
@@ -56,8 +56,8 @@ class EngineCounts:
     drafted_steps: int = 0
     """Number of batches for which drafts were requested."""
     neural_steps: int = 0
-    """Number of drafted batches that could use the graph's neural model and the mixer. Drafts use both only while the
-    gain exceeds the cost."""
+    """Number of drafted batches that were allowed to use the graph's neural model and the mixer. Drafts use the model
+    and the mixer only while the gain exceeds the cost."""
     offered_tokens: int = 0
     """Number of drafted tokens passed to the engine."""
     failed_steps: int = 0
@@ -94,7 +94,7 @@ class EngineSessions:
     No method that the engine calls while it decodes raises an error.
 
     One object serves one engine, which calls it between two forward passes. Several threads may use one object, but
-    each call ends all sequences that it does not name.
+    each drafting call ends all sequences that it does not name.
     """
 
     def __init__(
@@ -111,7 +111,8 @@ class EngineSessions:
         Args:
             drafter: source of drafts.
             most_drafted: maximum number of drafted tokens that the engine verifies per sequence.
-            vocabulary_size: vocabulary size of the model; a step with a drafted id outside of it gets no drafts.
+            vocabulary_size: vocabulary size of the model; if a drafted id is outside the vocabulary, the step gets no
+                drafts.
             cost: cost of the engine's passes, by which drafts are cut; None keeps whole drafts.
             has_neural: whether drafts may use a neural model and the mixer; they do so only while the gain exceeds the
                 cost.
@@ -160,7 +161,7 @@ class EngineSessions:
         """Draft for all rows of a batch.
 
         Args:
-            texts: token ids so far of every sequence that the next pass decodes. A sequence that is missing from
+            texts: all current token ids of every sequence that the next pass decodes. A sequence that is missing from
                 ``texts`` has ended. Arrays of 32-bit token ids are read without a copy.
             capacities: maximum number of drafted tokens per row.
             request_ids: request id per row, if the engine provides ids; sequences are then recognised by their ids, not
@@ -168,7 +169,7 @@ class EngineSessions:
             tenants: the tenant of each request, a number or a name; None uses the drafter's setting.
             graphs: the graph of each request, or up to four sidecar graphs joined by '+'; None or an unusable name uses
                 the drafter's setting.
-            read_prompts: whether the previous pass also read prompts; the time of such a pass is not measured.
+            read_prompts: whether the previous pass also read prompts; if it did, its time is not measured.
 
         Returns:
             One draft per row, in the order of the rows.
@@ -282,7 +283,7 @@ class EngineSessions:
         return drafts
 
     def _end_rest(self) -> None:
-        """Report all passes of a rest to the budget at once, because every line of Python costs time in a step."""
+        """Report all passes without drafts to the budget at once, because every line of Python slows a step."""
         if self._rest_s and self._budget is not None and self._pass is not None:
             for pass_s in self._rest_s:
                 self._budget.observe_plain(self._pass.num_rows, pass_s)

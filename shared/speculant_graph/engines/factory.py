@@ -26,7 +26,10 @@ _PROBE = 0
 
 
 class EngineSettings(CommandSettings):
-    """Settings of an engine's drafter. Without a graph and a sidecar, drafts come from the engine's own output."""
+    """Settings of an engine's drafter.
+
+    If there is neither a graph nor a sidecar, drafts come from the engine's own output.
+    """
 
     graph_path: GraphPaths = []  # noqa: RUF012 - every instance gets its own copy
     """Graph file that a drafter in the engine's process drafts from, or up to four files as layers."""
@@ -87,8 +90,8 @@ def open_sessions(
         most_drafted: maximum number of drafted tokens that the engine verifies per sequence.
         vocabulary_size: vocabulary size of the model.
         makes_trees: whether the engine verifies trees.
-        has_fixed_width: whether a pass verifies the same number of tokens for drafts of any length, so that their cost
-            does not matter.
+        has_fixed_width: whether a pass verifies the same number of tokens for drafts of any length, so that a longer
+            draft costs no more.
 
     Raises:
         ConfigError: a setting is wrong.

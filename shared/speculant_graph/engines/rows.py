@@ -85,7 +85,7 @@ def as_rows(drafts: Sequence[Draft], num_drafted: int | None = None) -> RowDraft
 
     Args:
         drafts: one draft per row.
-        num_drafted: number of nodes before some were dropped; None if none were dropped.
+        num_drafted: number of drafted nodes before some of them were dropped; None if all nodes were kept.
     """
     all_have = all(len(draft) == len(draft.path_probabilities) for draft in drafts)
     return RowDrafts(

@@ -17,26 +17,30 @@ from speculant_graph.types import DraftOptions, RowDrafter
 _Ids = NDArray[np.int32]
 
 READ_EVERY = 128
-"""Number of steps without drafts after which the drafter reads all texts. The next step that does more than match rows
-lets it read. The kept tail of an ended sequence has 256 tokens, which must contain its text from all these steps."""
+"""Number of steps without drafts after which the drafter reads all texts. The drafter reads them at the next step that
+does more than match rows to sequences. The kept tail of an ended sequence has 256 tokens, which must be enough for the
+sequence's text from this many steps."""
 _RETRY_AFTER = 32
 """Number of steps without drafts after which a failed reading is tried again."""
 _READING = DraftOptions(omit_neural=True)
 _BUDGET = 1
-"""Node budget of each request that only lets the drafter read text. The drafter takes the text at a session's first
-draft for its prompt, which is not learned."""
+"""Node budget of each request that only lets the drafter read text. The drafter regards the text at a session's first
+draft as the prompt, and does not learn it."""
 _OVERLAP = 16
 """Number of known tokens by which a drafter recognises that a text continues its session."""
 
 
 class UnreadText:
-    """Text that the drafter has not read. It reads this text from time to time, and before drafting resumes."""
+    """Text that the drafter has not read.
+
+    The drafter reads this text from time to time, and before drafting resumes.
+    """
 
     def __init__(self, drafter: RowDrafter, tracker: RowTracker) -> None:
         """Begin without text.
 
         Args:
-            drafter: reads the text when drafts are requested.
+            drafter: the drafter, which reads a text when drafts for it are requested.
             tracker: the engine's sequences.
         """
         self._drafter, self._tracker = drafter, tracker
@@ -57,7 +61,7 @@ class UnreadText:
 
     @property
     def is_due(self) -> bool:
-        """Whether so many steps had no drafts that the drafter should read all texts."""
+        """Whether the drafter should read all texts now, because many steps had no drafts."""
         return self._num_steps >= READ_EVERY
 
     def read_prompts(self, batch: Batch) -> bool:
@@ -79,7 +83,7 @@ class UnreadText:
             self.mark_read()
 
     def mark_read(self) -> None:
-        """Record that the drafter has read the latest batch's texts, unless it did not answer."""
+        """If the drafter answered, record that it has read the latest batch's texts."""
         if self._drafter.state == "ok":
             self._tracker.mark_read()
             self._num_steps = 0
@@ -102,17 +106,17 @@ class UnreadText:
 
 
 def _prompt_of(row: UnreadRow) -> _Ids:
-    """Return the tokens of the tail that belong to a never-read sequence's initial text, but at least one."""
+    """Return the tokens in an unread sequence's tail that belong to its initial text, at least one token."""
     tail = np.array(row.tail, np.int32)
     return tail[: max(1, row.begun - (row.size - tail.size))]
 
 
 def _text_of(row: UnreadRow) -> _Ids:
-    """Return a text that continues the text that the drafter has read; empty if that is not possible.
+    """Return a continuation of the text that the drafter has read; empty if none can be made.
 
-    If nothing of a sequence was read, the text is the sequence's tail. For other sequences, zeros stand for the tokens
-    before the tail. The drafter needs the right length, but looks only at the last tokens that it has read and at later
-    ones.
+    If nothing of a sequence was read, the text is the sequence's tail. For a partly read sequence, zeros replace the
+    tokens before its tail. The text must have the right length, but the drafter looks only at the last tokens that it
+    has read and at later tokens.
     """
     tail = np.array(row.tail, np.int32)
     before = row.size - tail.size

@@ -1,4 +1,4 @@
-"""vLLM: a proposer for the method ``custom_class``, which the V1 model runner calls for drafts.
+"""vLLM: the proposer that the V1 model runner calls for drafts if the method is ``custom_class``.
 
 .. code-block:: sh
 
@@ -32,7 +32,7 @@ from speculant_graph.types import Fingerprint, TokenId
 _SECTION = "speculant"
 """Key of this project's settings in ``--additional-config``."""
 _MOST_TOKENS = 128
-"""Longest draft that vLLM's rejection sampler accepts; a longer draft stops the engine."""
+"""Maximum number of tokens in a draft for vLLM's rejection sampler; a longer draft stops the engine."""
 
 
 class SpeculantProposer:
@@ -69,7 +69,7 @@ class SpeculantProposer:
 
         Args:
             sampled_token_ids: per row, the tokens that the pass added; empty for rows that still read their prompts.
-            num_tokens_no_spec: per row, the length of the text including these tokens.
+            num_tokens_no_spec: per row, the length of the text, including the tokens that the pass added.
             token_ids_cpu: the texts, int32 ``[rows, max_model_len]``.
             slot_mappings: not used.
 

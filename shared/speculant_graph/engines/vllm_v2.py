@@ -2,9 +2,9 @@
 
 The flags are the same as for V1 (:mod:`speculant_graph.engines.vllm`). vLLM calls :func:`register` in every process,
 through the entry point ``vllm.general_plugins``. If a vLLM configuration names this project's proposer,
-:func:`register` changes the speculative method to ``ngram_gpu``. V2 keeps asynchronous scheduling for this method. This
-module's speculator then replaces V2's own speculator for ``ngram_gpu``. If the installed V2 does not support this, vLLM
-runs V1 as before. All code that depends on vLLM's internals is in this file.
+:func:`register` changes the speculative method to ``ngram_gpu``. With ``ngram_gpu``, V2 keeps asynchronous scheduling.
+This module's speculator then replaces V2's own speculator for ``ngram_gpu``. If the installed V2 does not support this
+replacement, vLLM runs V1 as before. All code that depends on vLLM's internals is in this file.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _choose_runner(config: Any) -> None:
 
 
 def problem_with_v2(config: Any) -> str:
-    """Return the reason why vLLM's V2 can't run a configuration with our drafts; empty if it can."""
+    """Return why vLLM's V2 can't run a configuration with this project's drafts; empty if V2 can."""
     with suppress(ImportError, AttributeError, TypeError, ValueError):
         if len(signature(import_module(_SPECULATORS).init_speculator).parameters) == 3:
             known = {"0": "VLLM_USE_V2_MODEL_RUNNER is 0"}.get(os.environ.get("VLLM_USE_V2_MODEL_RUNNER", ""))
@@ -140,7 +140,7 @@ class Speculator:
         self.sessions = open_for_worker(vllm_config, has_fixed_width=True)  # if the width varies, vLLM chooses it
         self._drafts = torch.zeros((num_rows, self._most), dtype=torch.int64, device=device)
         self.draft_token_confidence_probs = torch.zeros((num_rows, self._most), device=device)
-        """Per drafted token, the probability that it is accepted if all earlier tokens are, ``[rows, k]``."""
+        """Per drafted token, the probability of its acceptance after all earlier tokens are accepted, ``[rows, k]``."""
         self._is_cuda, is_copied, shape = device.type == "cuda", device.type != "cpu", self._drafts.shape
         if self._is_cuda:
             self._stream, self._event = torch.cuda.Stream(device), torch.cuda.Event()

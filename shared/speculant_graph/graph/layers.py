@@ -20,10 +20,10 @@ def load_layers(
     Args:
         paths: the files; drafts use the neural models of all files, but only the calibration of the first.
         tokenizer: the expected tokenizer of all files, if known.
-        verify: read and check whole files; see :meth:`NgramGraph.load`.
+        verify: whether to read and check the whole files; see :meth:`NgramGraph.load`.
 
     Raises:
-        ConfigError: there are too many files, or one is named twice.
+        ConfigError: there are too many files, or a file is named twice.
         GraphFileError: a file can't be read.
         TokenizerMismatchError: the tokenizers of the files differ from each other or from ``tokenizer``.
     """

@@ -63,7 +63,7 @@ class GraphMetadata:
     calibration: Annotated[Base64Bytes, Field(max_length=MAX_CALIBRATION_BYTES)] = b""
     """Calibration for drafters, learned from the corpus; empty if there is none."""
     special_tokens: SpecialTokensName = "text"
-    """How special tokens spelled out in texts were read: as ordinary text, or parsed."""
+    """Whether special tokens that texts spell out were read as ordinary text or parsed."""
     skipped: tuple[SkippedFile, ...] = ()
     """Corpus files that were skipped because they could not be read, and corpus files in which records were skipped."""
     num_model_words: _Number = 0

@@ -56,8 +56,8 @@ class NgramDiGraph(_DiGraph):
         Args:
             graph: the graph.
             decode: function that converts token ids to text, for the attribute ``text``. If None, the graph's tokenizer
-                is used, which is loaded at the first access to a token and never downloaded. If the tokenizer is not on
-                this machine, the text is empty.
+                is used; it is loaded at the first access to a token, and is never downloaded. If the tokenizer is not
+                on this machine, the text is empty.
         """
         super().__init__()
         metadata = graph.metadata

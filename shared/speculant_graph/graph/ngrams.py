@@ -77,7 +77,8 @@ _NETWORKX_NAMES = frozenset({
     "number_of_nodes", "order", "out_degree", "out_edges", "pred", "predecessors", "remove_edge", "remove_node",
     "reverse", "size", "subgraph", "succ", "to_directed", "to_undirected",
 })  # fmt: skip
-"""Names of attributes of a :class:`networkx.DiGraph`; the error for such a name points to the networkx view."""
+"""Names of attributes of a :class:`networkx.DiGraph`; accessing one raises an error that points to the networkx
+view."""
 _NO_IDS = "look-ups take a sequence of token ids; encode text with the graph's tokenizer first"
 NO_SUCCESSORS = Successors(np.empty(0, np.uint32), np.empty(0, np.uint32))
 
@@ -118,8 +119,8 @@ class NgramGraph:
 
         Args:
             path: the file, written by :meth:`save`, by a build, or by ``pickle.dump(graph, file, protocol=5)``.
-            verify: read all arrays and compare their checksums; this also loads the file into memory.
-            complete: also check all conditions that every built graph fulfils.
+            verify: whether to read all arrays and compare their checksums, which also loads the file into memory.
+            complete: whether to check, in addition, all conditions that every built graph fulfils.
 
         Raises:
             GraphFileError: the file is not a graph, is damaged, or has a version that this release can't read.

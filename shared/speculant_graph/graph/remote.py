@@ -23,11 +23,11 @@ def cache_folder() -> Path:
 def local_graph(path: Path) -> Path:
     """Return the absolute local path of a graph file. A file in object storage is downloaded unless the cache has it.
 
-    Older downloads from the same address are removed; processes that have mapped such a file can still read it.
+    Older downloads from the same address are removed; processes that have mapped a removed file can still read it.
 
     Raises:
         GraphFileError: there is no file at the address, the file can't be read or stored, its checksums are wrong, or a
-            package for such addresses is not installed.
+            package for this kind of address is not installed.
     """
     address = address_of(path)
     if address is None:

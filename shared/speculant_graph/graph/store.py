@@ -13,8 +13,8 @@ which differs in one byte). So ``pickle.load`` makes this call:
     FRAME TUPLE3 REDUCE STOP      and a MEMOIZE after every value
 
 A pickle is a program, and anyone may have written the file. The reader of a graph file does not run the pickle.
-Instead, the reader lets CPython's pickler write the bytes that must surround text and block. A file with any other
-bytes there is refused.
+Instead, the reader lets CPython's pickler write the bytes that must surround the text and the block in the file. A file
+with other bytes in these places is refused.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class NewGraphFile:
         Args:
             contexts_per_order: see :class:`GraphMetadata`.
             build_seconds: see :class:`GraphMetadata`.
-            jobs: threads that compute checksums.
+            jobs: number of threads that compute checksums.
 
         Raises:
             GraphFileError: the file can't be written.

@@ -17,7 +17,7 @@ MAX_SOCKET_PATH_BYTES = 105
 _UNIX_PREFIX = "unix://"
 _DNS_PREFIX = "dns:///"
 _HOST_AND_PORT = re.compile(r"(?:\[[^/\[\]]+\]|[^:/\[\]]+):([0-9]{1,5})")
-"""In an address, brackets separate the last group of an IPv6 address from the port."""
+"""Form of ``host:port``; an IPv6 address is in brackets, which separate its last group from the port."""
 MAX_PORT = 65_535
 """Highest TCP port."""
 
@@ -53,8 +53,8 @@ def plain_address(address: str) -> str:
 def lookup(address: str) -> tuple[str, ...]:
     """Return every address that an item of a client's list stands for. A lookup may use the network.
 
-    If a name has IPv4 and IPv6 addresses, only the version that the system prefers is used. A machine with both
-    versions thus counts once.
+    If a name has IPv4 and IPv6 addresses, only the version that the system prefers is used. A machine with addresses of
+    both versions thus counts once.
 
     Args:
         address: an item of :func:`split_addresses`.
@@ -114,7 +114,7 @@ def host_name(address: str) -> str:
 
 
 def step_socket_path(path: Path) -> Path:
-    """Return the path of the step socket, which bypasses gRPC, for the path of the server's gRPC socket."""
+    """Return the path of the step socket, which bypasses gRPC, from the path of the server's gRPC socket."""
     return path.with_name(path.name + ".steps")
 
 
@@ -122,7 +122,7 @@ def socket_path(address: str) -> Path | None:
     """Return the path of a ``unix:///path`` address, or None for ``host:port``.
 
     Raises:
-        ConfigError: the address has neither form, or the path is too long for a socket.
+        ConfigError: the address is neither ``unix:///path`` nor ``host:port``, or the path is too long for a socket.
     """
     if address.startswith(_UNIX_PREFIX + "/"):
         path = Path(address.removeprefix(_UNIX_PREFIX))
@@ -175,7 +175,7 @@ def require_port(address: str, option: str) -> None:
         option: the setting's name.
 
     Raises:
-        ConfigError: the address has another form.
+        ConfigError: the address is not ``host:port``.
     """
     try:
         path = socket_path(address) if address else None
@@ -208,7 +208,7 @@ def stays_local(address: str) -> bool:
         address: ``unix:///path`` or ``host:port``.
 
     Raises:
-        ConfigError: the address has neither of the two forms.
+        ConfigError: the address is neither ``unix:///path`` nor ``host:port``.
     """
     return socket_path(address) is not None or host_stays_local(address.rpartition(":")[0])
 

@@ -55,13 +55,12 @@ class Endpoint:
 
         Args:
             address: ``unix:///path`` or ``host:port``.
-            config: encryption and credentials, none by default; the addresses in it are ignored. A connection to a Unix
-                socket is never encrypted.
-            host_name: host name in the drafter's certificate; empty: the host in the address.
+            config: settings for encryption and credentials, none by default; the addresses in these settings are
+                ignored. A connection to a Unix socket is never encrypted.
+            host_name: host name in the drafter's certificate; if empty, the host in the address is used.
 
         Raises:
-            ConfigError: the address has neither of the two forms, a certificate can't be used, or the token would
-                travel unencrypted.
+            ConfigError: the address is malformed, a certificate can't be used, or the token would travel unencrypted.
         """
         if config is None:
             from speculant_graph.config import ClientConfig  # takes longer to import than the rest of a client
@@ -115,7 +114,7 @@ def open_channel(
         credentials: TLS credentials; with None, the channel is not encrypted.
 
     Raises:
-        ConfigError: the address has neither of the two forms.
+        ConfigError: the address is neither ``unix:///path`` nor ``host:port``.
     """
     target = grpc_target(address)
     given = [*options, *(_NO_PROXY if stays_local(address) else ())]
@@ -139,7 +138,7 @@ def explained(field: str, file: str, fault: str, fix: str) -> Iterator[None]:
         field: name of the setting.
         file: the setting's file, as shown in the message.
         fault: the problem to report if the file can be read but not used.
-        fix: the fix for this problem.
+        fix: the fix to report with the problem.
     """
     try:
         yield

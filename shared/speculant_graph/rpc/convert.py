@@ -45,7 +45,7 @@ _SHA256_BYTES = 32
 
 
 def _numbers(names: Any, enum: Any, prefix: str) -> dict[Any, int]:
-    """Return the number that the wire uses for each name in a Literal, without names that it does not have."""
+    """Return the wire format's number for each name in a Literal; leave out names that have no number."""
     numbers = dict(enum.items())
     fields = {name: prefix + name.upper().replace("-", "_") for name in get_args(names)}
     return {name: numbers[field] for name, field in fields.items() if field in numbers}
@@ -180,7 +180,7 @@ def request_writer(options: DraftOptions = DEFAULT_OPTIONS, graph: str = "") -> 
 
     Args:
         options: the drafting options.
-        graph: name of the graph of sequences without a session; empty for the default graph.
+        graph: name of the graph for sequences without a session; empty for the default graph.
     """
     return RequestWriter(graph.encode(), encode_options(options))
 
@@ -196,7 +196,7 @@ def decode_step_answer(
     """Decode and check the response to a step.
 
     Args:
-        payload: the StreamDraftResponse, or the DraftResponse alone.
+        payload: the encoded StreamDraftResponse, or an encoded DraftResponse alone.
         budgets: requested node budget, per sequence.
         strategy: the requested strategy.
         vocabulary_size: exclusive upper bound of the token ids in drafts and in q.

@@ -45,12 +45,12 @@ _ERROR_OF_STATUS: dict[grpc.StatusCode, type[SpeculantError]] = {
 """The client's error class for each status code; any other code means that the drafter is unavailable."""
 
 CODE_OF_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
-"""gRPC's codes by their numbers in ``google.rpc.Code``; ``StepError.code`` has such a number."""
+"""gRPC's status codes by their numbers in ``google.rpc.Code``; ``StepError.code`` is one of these numbers."""
 
 
 _NO_SERVER = re.compile(r"failed to connect to all addresses.*(Connection refused|No such file or directory)")
-"""gRPC's details if no server listens at an address. In the details, gRPC spells each address in three ways, and adds
-the reason at the end."""
+"""Pattern of gRPC's error details if no server listens at an address. In the details, gRPC spells each address in three
+ways, and adds the reason at the end."""
 
 
 def to_status(error: BaseException) -> tuple[grpc.StatusCode, str]:

@@ -1,4 +1,4 @@
-"""The drafter's rarer messages as plain Python types, without protobuf.
+"""The drafter's rare messages, such as opening a session, as plain Python types without protobuf.
 
 This module does not depend on sockets, sessions or graphs.
 """

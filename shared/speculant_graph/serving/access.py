@@ -181,14 +181,14 @@ class AccessPolicy:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is no access file, so that every client may do everything."""
+        """Whether every client may do everything, because there is no access file."""
         return self._clients is None
 
     def authenticate(self, authorization_header: str | None, certificate_names: Sequence[str]) -> Principal:
         """Return the client that makes a call.
 
-        A token takes precedence over the certificate, so that a valid certificate never makes a wrong token acceptable.
-        A client whose entry has both a token and a certificate must present both.
+        A token takes precedence over the certificate: a client with a wrong token is rejected even if its certificate
+        is valid. A client whose entry has both a token and a certificate must present both.
 
         Args:
             authorization_header: value of the metadata ``authorization``: "Bearer" and the token.
@@ -254,7 +254,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError) -> str:
-    """Return pydantic's error message and its location, with positions counted from 1, but without any value."""
+    """Return pydantic's error message and the location of the error, without the wrong value; positions start at 1."""
     errors = error.errors(include_input=False, include_url=False, include_context=False)
     # A misspelt key comes first, because it is the cause of a missing key.
     first = min(errors, key=lambda each: each["type"] != "extra_forbidden")

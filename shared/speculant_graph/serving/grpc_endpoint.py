@@ -40,9 +40,9 @@ _AUTHORIZATION = "authorization"
 _HANDSHAKE_TIMEOUT_MS = 5_000
 _KEEPALIVE_MS = 30_000
 _LEAST_PING_MS = 5_000
-"""Minimum milliseconds between two keepalive pings of a client, with or without a running call. The documentation tells
-clients to wait 10 s between pings, which allows for late timers. With gRPC's own limits of five minutes and two hours,
-connections of clients with usual settings would end."""
+"""Minimum time between two keepalive pings of a client, in milliseconds, even if the client has no running call. The
+documentation tells clients to wait 10 s between pings; the difference allows for late timers. With gRPC's own limits of
+five minutes and two hours, connections of clients with usual settings would end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Call:
 
 
 Method = Callable[[Any, Call], Awaitable[Any]]
-"""Function that serves a call, and takes the bytes of its request (unused for a stream). The function returns the bytes
-of the response, or writes responses to the call's context."""
+"""Function that serves a call; its first argument is the request in bytes (unused for a stream of requests). The
+function returns the bytes of the response, or writes responses to the call's context."""
 
 
 class CallInterceptor:
@@ -177,12 +177,12 @@ class GrpcEndpoint:
         """Make a server that does not listen yet.
 
         Args:
-            access: the access settings, for warnings.
+            access: the access settings, for warnings about exposed addresses.
             credentials: TLS credentials for TCP addresses; with None, TCP connections are not encrypted. Unix sockets
                 are never encrypted.
-            health_service: reports the health of the served names.
+            health_service: the service that reports the health of the served names.
             handlers: handlers of the service's methods.
-            service_name: the service's name, for reflection.
+            service_name: the service's name, as gRPC reflection reports it.
             max_calls: maximum number of concurrent calls over one connection.
             max_message_bytes: largest message to receive or send, in bytes.
         """
@@ -227,7 +227,7 @@ class GrpcEndpoint:
         await self._server.stop(grace_s)
 
     async def force_stop(self) -> None:
-        """Cancel the calls that :meth:`stop` waits for."""
+        """Cancel the running calls for which :meth:`stop` waits."""
         await self._server.stop(None)
 
     def close(self) -> None:

@@ -37,11 +37,12 @@ PRINCIPAL = "speculant.principal"
 _CLIENT_LEFT = 499
 """HTTP status recorded for a client that disconnects before the response; proxies log the same status."""
 _MAX_DISCARDED = 16
-"""Multiple of the allowed size up to which a body that is too large is read and discarded. Most clients read the
-response only after they have sent the whole body."""
+"""A request body above the allowed size is read and discarded, up to this multiple of the allowed size. Most clients
+read the response only after they have sent the whole body."""
 _POLL_S = 0.02
 _MAX_HEAD_BYTES, _HEAD_TIMEOUT_S = 1 << 16, 10.0
-"""Limits of a request's first line and headers, in bytes and seconds; both arrive before the client is known."""
+"""Size limit in bytes and time limit in seconds for a request's first line and headers, which arrive before the client
+is known."""
 _KEEP_ALIVE_S = 30
 
 
@@ -102,7 +103,9 @@ class HttpServer:
         return f"{self._address.rpartition(':')[0]}:{listening.getsockname()[1]}"
 
     async def drain(self, timeout_s: float) -> bool:
-        """Wait for running responses. New requests are refused once ``read_problem`` returns a problem.
+        """Wait until the running responses end.
+
+        The middleware refuses new requests once its ``read_problem`` returns a problem.
 
         Args:
             timeout_s: longest wait in seconds.
@@ -147,7 +150,7 @@ class HttpThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._server.start(), self._loop))
 
     async def close(self) -> None:
-        """Stop listening, and close all connections. Closing also works without a start, or after a failed start."""
+        """Stop listening, and close all connections. A server can be closed without a start or after a failed start."""
         if self._loop is None or self._thread is None:
             return
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._server.close(), self._loop))
@@ -216,7 +219,7 @@ def _names_in(certificate: dict[str, Any] | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """Rules for requests whose paths have one of the prefixes; the middleware does not check other requests."""
+    """Rules for requests whose paths begin with one of ``prefixes``; the middleware does not check other requests."""
 
     prefixes: tuple[str, ...]
     """Prefixes of the paths that only known clients may request."""
@@ -246,9 +249,10 @@ class AccessMiddleware:
             app: the application.
             rules: the rules to apply.
             read_policy: returns the current access policy.
-            refuse: makes the response to an error; any error but a ``SpeculantError`` is an internal failure.
-            read_problem: returns why no client may call now; None if the server is ready.
-            count_request: called with path and status of every finished request whose path has one of the prefixes.
+            refuse: makes the response to an error; an error that is not a ``SpeculantError`` is an internal failure.
+            read_problem: returns the reason why no client may call now; None if the server is ready.
+            count_request: called with the path and status of every finished request whose path begins with one of the
+                rules' prefixes.
         """
         self._app, self._rules = app, rules
         self._read_policy, self._refuse, self._read_problem = read_policy, refuse, read_problem

@@ -132,7 +132,7 @@ def _decoded(body: bytes) -> str:
 
 
 def _check(value: Any) -> None:
-    """Raise an error for a value with problems, about the problem that comes first in the text.
+    """Check a JSON value; raise an error about the first problem in the text, if any.
 
     Raises:
         JsonBodyError: the value has a problem.

@@ -128,7 +128,7 @@ def tls_context(config: AccessConfig) -> ssl.SSLContext | None:
 def server_credentials(config: AccessConfig) -> grpc.ServerCredentials | None:
     """Return the credentials for gRPC's TCP addresses; None if no certificate is set.
 
-    With ``tls_client_ca``, only clients with a certificate from one of its authorities can connect.
+    If ``tls_client_ca`` is set, clients need a certificate from an authority in this file to connect.
 
     Raises:
         ConfigError: see :func:`tls_context`. gRPC itself would fail only when a client connects, and would not report

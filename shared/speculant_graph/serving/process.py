@@ -31,7 +31,7 @@ class Server(Protocol):
         """Let running calls finish, and release resources; called once, even after a failed or cancelled start."""
 
     async def force_stop(self) -> None:
-        """Cancel running calls. The method runs during :meth:`stop`, which then returns soon."""
+        """Cancel running calls. Called while :meth:`stop` waits for these calls, so that :meth:`stop` returns soon."""
 
     async def reload(self) -> None:
         """Read the server's files again."""
@@ -40,8 +40,8 @@ class Server(Protocol):
 def serve_until_stopped(make_server: Callable[[], Server], name: str) -> None:
     """Serve until SIGTERM or SIGINT, and reload files on SIGHUP. A second SIGTERM or SIGINT cancels running calls.
 
-    When the process ends, so do functions that :func:`in_uninterruptible_thread` still runs. The exit status of the
-    process is 0.
+    Functions that :func:`in_uninterruptible_thread` still runs end with the process. The exit status of the process
+    is 0.
 
     Args:
         make_server: creates the server; called in the event loop.

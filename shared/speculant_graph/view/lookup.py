@@ -60,7 +60,7 @@ class GraphLookup:
         Args:
             graph: the graph.
             draft: default drafting options.
-            tokenizer: the graph's tokenizer; None shows only ids.
+            tokenizer: the graph's tokenizer; with None, answers have token ids without text.
             text_problem: one line that explains why there is no tokenizer; empty if there is a tokenizer.
         """
         self._graph = graph
@@ -202,9 +202,9 @@ def described(graph: NgramGraph, name: str, generation: int, *, is_default: bool
 
     Args:
         graph: the graph.
-        name: the graph's name in questions.
-        generation: serial number of the load that read the graph; see ListGraphs.
-        is_default: whether the page shows it first.
+        name: the name that questions use for the graph.
+        generation: number that identifies the load in which the graph was read; see ListGraphs.
+        is_default: whether the page shows this graph first.
     """
     metadata = graph.metadata
     return {

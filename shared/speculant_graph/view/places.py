@@ -1,4 +1,4 @@
-"""Finds the last tokens of a text in the files that a graph was built from, for commands and the explorer."""
+"""Searches a graph's corpus files for the last tokens of a text, for commands and the explorer."""
 
 from __future__ import annotations
 

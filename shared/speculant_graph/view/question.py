@@ -18,7 +18,7 @@ _LONGEST_NAME = 40
 
 
 def default_budget(k: int) -> int:
-    """Return the default number of nodes of a draft: ``draft.k``, but at least 1 and at most the page's limit."""
+    """Return the default number of nodes of a draft: ``draft.k``, limited to the range from 1 to the page's limit."""
     return min(max(k, 1), MAX_BUDGET)
 
 

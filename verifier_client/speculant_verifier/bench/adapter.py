@@ -1,4 +1,4 @@
-"""``speculant bench adapter``: compares a draft model, n-grams, and both, on text that one or neither has seen."""
+"""``speculant bench adapter``: compares a draft model, n-grams and both on text known to one or to neither."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from speculant_verifier.model import TargetModel
 
 PHASES = ("draft", "forward", "verify", "commit", "other")
-"""Phases into which the duration of a decoding step is divided. Phase ``verify`` lasts from the logits to the accepted
-tokens, and includes stop checks."""
+"""Phases into which the duration of a decoding step is divided. Phase ``verify`` begins with the logits, ends with the
+accepted tokens, and includes stop checks."""
 
 
 @dataclass(eq=False, slots=True)
@@ -77,8 +77,8 @@ class EngineDecoding:
             drafter: the drafter; the engine does not close it.
             draft: drafting settings; ``k`` = 0 is plain decoding.
             num_rows: number of sequences decoded together.
-            generation: sampling settings; requests set the lengths.
-            budget: the step budget for drafts, for speculation 'auto'.
+            generation: sampling settings; the output lengths come from the requests.
+            budget: the step budget that limits drafts if speculation is 'auto'.
             prefix_cache: size of the prefix cache in bytes; by default there is none, so every variant prefills its
                 prompts.
         """

@@ -17,8 +17,8 @@ from typing import Any
 
 Decode = Callable[[list[list[int]], int], tuple[list[list[int]], int, list[float]]]
 """Function that takes prompts and the maximum number of new tokens per prompt. The function returns the new tokens, the
-number of passes summed over all sequences, and the drafting times. The drafting times are the seconds per batch of
-drafts since the worker's start; empty if unknown."""
+number of passes summed over all sequences, and the drafting times. The drafting times list the duration of every batch
+of drafts since the worker's start, in seconds; empty if unknown."""
 Gap = Callable[[list[int]], float]
 """Function that takes token ids and returns the difference between the log-probabilities of the two best next
 tokens."""

@@ -43,8 +43,8 @@ _PROGRAMS: dict[EngineName, str] = {
 engines."""
 _BATCHES: dict[EngineName, tuple[int, ...]] = {"vllm": (1, 8), "llama-cpp-python": (1,), "llama-server": (1,)}
 _PROMPTS_PER_LIMIT = {1: 1, 8: 4}
-"""Factor from --limit to the number of prompts, by batch size. A batch of eight needs more prompts for a measurement of
-similar duration."""
+"""Factor by which --limit is multiplied to get the number of prompts, for each batch size. Batches of eight need more
+prompts, so that the measurement takes about as long as one with single prompts."""
 _ROUNDS = (1, 2)
 _LAST_LINES = 2
 _STOP_S = 10.0
@@ -123,7 +123,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _methods(engine: EngineName, batch: int, graph: Path, folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the drafting methods to measure in an engine, by name, with their parameters for the worker process."""
+    """Return the worker's parameters for each drafting method to measure in an engine, by method name."""
     width = ["--spec-draft-n-max", str(_MOST_DRAFTED)]
     cache = ["--spec-type", "ngram-cache", *width]
     sources: dict[str, dict[str, Any]] = {
@@ -185,7 +185,7 @@ class Candidate:
         self._ask({**order, **paths, "dtype": settings.dtype})
 
     def decode(self, requests: Sequence[BenchRequest]) -> Decoded:
-        """Continue prompts greedily. The first row of the result holds the number of steps summed over all prompts."""
+        """Continue prompts greedily. The result's first row holds the total number of steps of all prompts."""
         prompts = [list(request.prompt) for request in requests]
         answer = self._ask({"prompts": prompts, "max_tokens": requests[0].max_tokens})
         rows = [DecodedRow(ids) for ids in answer["ids"]]

@@ -47,9 +47,9 @@ _COLUMNS = (
 class BenchGenerateSettings(ReportingSettings):
     """Decode the same requests with this engine and with transformers, each with and without drafts, interleaved.
 
-    Transformers' generate runs on the same model object, both plainly and with prompt lookup. With recorded outputs,
-    the forward passes are real, but every decoder is forced to emit the recorded tokens. The exit status is 1 if drafts
-    changed a token in float32.
+    Transformers' generate runs on the same model object, once without drafts and once with prompt lookup. With recorded
+    outputs, the forward passes are real, but every decoder is forced to emit the recorded tokens. The exit status is 1
+    if drafts changed a token in float32.
     """
 
     prompts: Path | None = None

@@ -1,8 +1,8 @@
-"""``speculant bench offload``: decodes a model larger than memory, with and without drafts and with accelerate.
+"""``speculant bench offload``: measures a model larger than memory, with drafts, without drafts and in accelerate.
 
 Weights are random, because the duration of a forward pass does not depend on their values. The model is forced to
 output recorded text, whose tokens are renumbered so that a small vocabulary suffices. A draft model, if given, has real
-weights, and drafts the recorded outputs in its own vocabulary as SpecExec trees. Streaming, accelerate and the model in
+weights. It drafts the recorded outputs as SpecExec trees, in its own vocabulary. Streaming, accelerate and the model in
 memory run in separate processes, so that the memory of each can be measured.
 """
 
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 class BenchOffloadSettings(ReportingSettings):
     """Decode recorded outputs with a model larger than a memory budget; compare with the model entirely in memory.
 
-    Decoding runs plainly and with draft trees of at most --nodes nodes. For comparison, accelerate's disk offloading
-    runs plain passes under the same memory budget. If a draft model is given, the strategy specexec drafts the trees,
-    with 64 nodes per pass of the draft model. The exit status is 1 if offloading changed a logit.
+    Outputs are decoded without drafts, and with draft trees of at most --nodes nodes. For comparison, passes without
+    drafts run with accelerate's disk offloading under the same memory budget. If a draft model is given, the strategy
+    specexec drafts the trees, with 64 nodes per pass of the draft model. The exit status is 1 if offloading changed a
+    logit.
     """
 
     replay: CliVariadicArg[list[TypedPath]]

@@ -109,7 +109,7 @@ def write_weights(plan: OffloadPlan) -> dict[str, Any]:
 
 
 def streamed(plan: OffloadPlan) -> dict[str, Any]:
-    """Decode with only a part of the weights in memory."""
+    """Decode while only a part of the weights is in memory."""
     report = BuildReport()  # records peak memory
     with report.watching():
         target = _loaded(plan, memory_budget=plan.ram_budget)
@@ -244,7 +244,7 @@ def _decode(
 
 
 def _logits(target: TargetModel, plan: OffloadPlan) -> torch.Tensor:
-    """Return the logits for a prompt and a tree. The tree has the output and, as a branch, its first tokens again."""
+    """Return the logits for a prompt and a tree. One branch of the tree is the output, the other its first tokens."""
     request = next(iter(plan.workloads.values()))[0]
     output = request.teacher_forced or ()
     again = output[:8]

@@ -176,7 +176,7 @@ async def _model(session: httpx2.AsyncClient) -> str:
     """Return the name of the served model.
 
     Raises:
-        SpeculantError: there is no such server.
+        SpeculantError: no OpenAI-compatible server answers at the URL.
     """
     try:
         answer = await session.get("models")

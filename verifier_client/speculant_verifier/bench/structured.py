@@ -74,7 +74,7 @@ class _Order(_Part):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the benchmark and print its figures; return 1 if drafts changed an output or one violates its schema."""
+    """Run the benchmark and print its figures; return 1 if an output violates its schema or was changed by drafts."""
     settings = load_settings(BenchStructuredSettings, "bench structured", arguments)
     begin("loading the model")
     verifier = settings.verifier
@@ -111,10 +111,10 @@ class _Runs:
         self._grammar = grammar
 
     def records(self, count: int) -> dict[str, Any]:
-        """Decode free records, with and without drafts, and forced records, with and without the grammar.
+        """Decode records that the model chooses, with and without drafts, and forced records, with and without grammar.
 
         Forced records consist of the tokenizer's usual tokens. Only forced records show the gain from the grammar,
-        because a model with random weights tokenises words unusually.
+        because a model with random weights splits words into unusual tokens.
         """
         free = [
             BenchRequest((*self._prompt, *self._target.encode(f"{index}. ")), _LONGEST, grammar=self._grammar)

@@ -90,7 +90,7 @@ def decode_transformers(
 def _forced_output(model: nn.Module, request: BenchRequest) -> Iterator[None]:
     """Make transformers emit a recorded output by giving its next token the highest logit at every position.
 
-    This function changes the logits that the model returns. A logits processor could force the tokens, too, but would
+    This function changes the logits that the model returns. A logits processor could also force the tokens, but would
     make transformers copy the logits.
     """
 

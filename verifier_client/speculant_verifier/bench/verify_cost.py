@@ -20,8 +20,8 @@ from speculant_graph.settings import ReportingSettings, load_settings
 class BenchVerifyCostSettings(ReportingSettings):
     """Measure the cost of verifying drafts: durations of forward passes over the last token and drafted nodes.
 
-    Every figure is the shortest duration among repeated, interleaved passes. If --time does not suffice for all points,
-    the largest passes are left out first.
+    Every figure is the shortest duration among repeated, interleaved passes. If --time does not suffice for all
+    combinations of batch size and width, the largest passes are left out first.
     """
 
     batch: Annotated[list[Annotated[int, Field(ge=1, le=1_024)]], COMMAS] = [1, 4, 8]  # noqa: RUF012
@@ -31,7 +31,7 @@ class BenchVerifyCostSettings(ReportingSettings):
     ]  # fmt: skip
     """Pass widths to measure: tokens per row, separated by commas; 1 is plain decoding."""
     context: Annotated[int, Field(ge=0, le=1 << 20)] = 200
-    """Number of tokens per row that are in the KV cache before a measured pass."""
+    """Number of tokens that each row already has in the KV cache before a measured pass."""
     time: Annotated[float, Field(gt=0.0, le=3_600.0)] = 30.0
     """Maximum duration of the measurement, in seconds."""
     output: Path | None = None

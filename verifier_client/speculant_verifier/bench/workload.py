@@ -44,7 +44,7 @@ class BenchRequest:
     max_tokens: int
     """Maximum number of tokens to decode."""
     teacher_forced: tuple[TokenId, ...] | None = None
-    """Tokens that the model is forced to output, ``max_tokens`` in number; None: the model chooses its tokens."""
+    """The ``max_tokens`` tokens that the model is forced to output; None if the model chooses its tokens."""
     grammar: Grammar | None = None
     """Grammar that constrains the output; None for free output."""
 
@@ -64,8 +64,8 @@ def replayed_requests(
     """Create requests that replay the first ``max_tokens`` tokens of recorded outputs; return them by workload.
 
     Raises:
-        CorpusError: a file can't be read, or has no traces.
-        ConfigError: a trace is too long for the model, or two files have the same workload.
+        CorpusError: a file can't be read, or has no recorded outputs.
+        ConfigError: a recorded output is too long for the model, or two files have the same workload.
     """
     tokenizer = CorpusTokenizer.load(target.fingerprint.name, special_tokens="parse")
     groups = {}
@@ -151,7 +151,7 @@ def _fitting(requests: list[BenchRequest], target: TargetModel) -> list[BenchReq
 
 
 def _architecture(size: str, vocabulary_size: int) -> GptOssConfig:
-    """Return an architecture of about this size, with hidden size 512, or less if the embedding would dominate."""
+    """Return an architecture of about this size; its hidden size is 512, or less if the embedding would dominate."""
     from transformers import GptOssConfig
 
     if size == _REAL:

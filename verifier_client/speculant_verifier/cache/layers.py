@@ -81,7 +81,7 @@ class SlotLayer(CacheLayerMixin):
         self.num_rows, self.num_slots = num_rows, num_slots
 
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:
-        """Copy KV entries of ``rows`` from slots ``source`` to ``target``, in path order and never to a later slot."""
+        """Copy KV entries of ``rows`` from slots ``source`` to ``target``, in path order; none to a later slot."""
         keys, values = self._memories
         if keys is not None and values is not None:  # a loop: index tensors cost more than the copies
             for memory in (keys, values):

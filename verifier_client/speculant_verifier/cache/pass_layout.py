@@ -22,10 +22,10 @@ _STEP = 16  # slot granularity, because kernels need masks with aligned rows
 _WIDTHS = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64
 """Widths, in nodes per row, to which passes are padded if they are recorded as CUDA graphs."""
 _LEAST_COLUMN_STEP = 256
-"""Smallest step to which a recorded pass rounds up the number of slots that it reads. For long rows, the step is a
-quarter of the next power of two."""
+"""A recorded pass rounds up the number of slots that it reads to a multiple of a step; this is the smallest step. For
+long rows, the step is a quarter of the number of slots, rounded up to a power of two."""
 _MOST_BUSY = 256
-"""Maximum number of thread blocks of one attention kernel, about twice the number of multiprocessors of large GPUs."""
+"""Maximum number of thread blocks of one attention kernel: about twice as many as a large GPU has multiprocessors."""
 _FEWEST_COLUMNS = 128
 """Minimum number of slots per part of split-KV attention; merging two parts takes as long as reading these slots."""
 _MOST_MASKED = 1 << 27
@@ -115,7 +115,7 @@ class Placement:
     columns: int
     """Number of slots that the pass reads in every row, starting at slot 0."""
     block: slice | None
-    """Range of the rows if they are contiguous, so that the cache is read in place; None if they must be gathered."""
+    """Range of the rows if they are contiguous and can thus be read in place; None if they must be gathered."""
     run: tuple[int, int] | None
     """(row, first slot) if the pass writes contiguous slots of one row; else None."""
 
@@ -139,9 +139,9 @@ class ForwardPlan:
 def hidden_score(dtype: torch.dtype) -> float:
     """Return the value that an additive mask adds to the attention scores of masked slots.
 
-    Minus infinity would not work: if slots are split into parts, a query may see no slot of a part. Its result must
-    still be finite. The lowest finite number of float32 or bfloat16 would not work either, because kernels scale the
-    value, and it would overflow.
+    Minus infinity would not work: if slots are split into parts, a query may see no slot of a part. The query's result
+    for this part must still be finite. The lowest finite number of float32 or bfloat16 would overflow, because kernels
+    scale the value.
     """
     return max(torch.finfo(dtype).min, -1e30)
 
@@ -164,7 +164,7 @@ class MaskMaker:
             shape: the pass.
             columns: number of slots that the pass reads.
             ring: ring size of sliding layers; see :func:`window_visibility`.
-            num_written: number of leading nodes that earlier passes wrote; their mask rows are omitted.
+            num_written: number of nodes at the start of each row that earlier passes wrote; the mask omits their rows.
         """
         layout, window = self._layout, self._window
         seen = full_visibility(shape, columns) if window is None else window_visibility(shape, columns, window, ring)
@@ -200,7 +200,8 @@ class PassShape:
     depths: Integers
     """Depth of every node below its row's first pending token, ``[n, T]``; padding has the row's greatest depth."""
     ancestors: Bools
-    """Whether node j is node i itself or an ancestor of node i, at ``[row, i, j]`` of the shape ``[n or 1, T, T]``."""
+    """The entry ``[row, i, j]`` says whether node j is node i itself or an ancestor of node i. Shape ``[n or 1, T,
+    T]``."""
 
 
 def shape_of_pass(
@@ -209,8 +210,8 @@ def shape_of_pass(
     """Compute the depth and the ancestors of every node in all rows.
 
     Args:
-        lengths: committed tokens of each row.
-        pending: pending tokens of each row, at least 1.
+        lengths: number of committed tokens of each row.
+        pending: number of pending tokens of each row, at least 1.
         drafts: the tree below the last pending token of each row; None for no drafts.
         width: T, the padded width, which is at least the number of nodes of the longest row; None for exactly this
             number.
@@ -259,14 +260,14 @@ def full_visibility(shape: PassShape, columns: int) -> Bools:
 
 
 def window_visibility(shape: PassShape, columns: int, window: int, ring: int) -> Bools:
-    """Return which slots every node sees if layers attend to the last ``window`` positions, including its own.
+    """Return which slots every node sees if it attends to the last ``window`` positions, including its own.
 
     Args:
         shape: the pass.
         columns: slots that the pass reads.
-        window: number of positions, not of slots, because siblings share a position.
-        ring: size of the ring. A node is stored in slot index % ring, where index is the number of committed tokens and
-            earlier nodes in its row.
+        window: size of the window in positions, not in slots, because siblings share a position.
+        ring: size of the ring buffer, in slots. A node is stored in slot index % ring, where index is the number of
+            committed tokens and earlier nodes in its row.
 
     Returns:
         ``[n, T, columns]``.

@@ -7,8 +7,8 @@ length. This rollback also works for sliding-window layers, because their mask a
 
 Sliding-window layers may use ring buffers (slot = index % ring) with space for the window and the widest pass. A pass
 therefore overwrites only tokens outside every window, and masks hide the slots of rejected drafts. As long as a row
-fits into the ring, a ring buffer works like the buffer of any other layer. A ring buffer never has more slots than the
-buffers of other layers, so rings take no extra memory for short batches.
+fits into its ring buffer, this buffer works like the buffer of any other layer. A ring buffer never has more slots than
+the buffers of other layers, so rings take no extra memory for short batches.
 
 Invariant: between steps, the cache contains all tokens of a row except its *pending* tokens. The next pass begins with
 these pending tokens, usually one per row.
@@ -52,13 +52,15 @@ class SlotCache(Cache):
         Args:
             layout: the model's layout.
             num_rows: number of sequences.
-            widest_pass: maximum nodes per row in one pass, which sets the ring size; None: any number, without rings.
+            widest_pass: maximum number of nodes per row in one pass, which determines the ring size; None for any
+                number, without rings.
         """
         self.layout, self.num_rows, self.capacity = layout, num_rows, 0
         self.max_slots: int | None = None
         """Maximum size to which the cache grows automatically, in slots of all rows together; None for no limit."""
         self.lengths = [0] * num_rows
-        """Number of committed tokens per row. Callers only read this list, because the cache's methods maintain it."""
+        """Number of committed tokens per row. Callers must not change this list, because the cache's methods maintain
+        it."""
         self._written = [0] * num_rows  # slots that may have contents, including rejected nodes
         self._ring = layout.ring_slots(widest_pass)
         self._full_masks, self._sliding_masks = MaskMaker(layout), MaskMaker(layout, layout.window)
@@ -72,7 +74,7 @@ class SlotCache(Cache):
 
     @property
     def most_slots(self) -> int | None:
-        """Maximum number of slots per row that keeps all rows together within ``max_slots``; None for no maximum."""
+        """Maximum number of slots per row if all rows together may take ``max_slots``; None for no maximum."""
         if self.max_slots is None or not self.num_rows:
             return None
         return self.max_slots // self.num_rows // self.layout.step * self.layout.step
@@ -137,7 +139,7 @@ class SlotCache(Cache):
         """Clear a row, so that another sequence can use it.
 
         The row's slots are zeroed: attention only multiplies masked slots by zero, and a NaN of the former sequence
-        would survive this.
+        would survive the multiplication.
         """
         for layer in self._slot_layers:
             layer.wipe(row, 0, min(self._written[row], layer.num_slots))
@@ -147,7 +149,8 @@ class SlotCache(Cache):
     def move_row(self, source: int, target: int) -> None:
         """Move a row to another index and overwrite the row there; the source is then empty.
 
-        Moving rows makes them adjacent. A pass reads adjacent rows in place, but must copy other rows to gather them.
+        Rows are moved to make the rows of a pass adjacent. A pass reads adjacent rows in place, but must copy other
+        rows to gather them.
         """
         if source == target:
             return
@@ -168,10 +171,11 @@ class SlotCache(Cache):
         """Return copies of a row's keys and values at the positions from ``start`` up to ``stop``.
 
         Args:
-            row: the row; a pass must have run.
+            row: the row to read; at least one pass must have run.
             start: first position.
-            stop: end position, exclusive. Sliding-window layers contain only the window before the row's next position.
-            sliding: read sliding layers instead of full-attention layers.
+            stop: end position, exclusive. Sliding-window layers contain only the positions of the window before the
+                row's next position.
+            sliding: whether to read sliding-window layers instead of full-attention layers.
         """
         return tuple(layer.read(row, slots) for layer, slots in self._positions(start, stop, sliding=sliding))
 
@@ -181,7 +185,7 @@ class SlotCache(Cache):
 
         Args:
             row: any row.
-            start: first position of the contents.
+            start: position in the row at which the contents start.
             contents: a result of :meth:`read`.
             sliding: as for :meth:`read`.
             length: number of positions to write.
@@ -204,7 +208,7 @@ class SlotCache(Cache):
                 yield layer, slots
 
     def block_of(self, rows: Sequence[int]) -> range:
-        """Return all rows that a padded pass over ``rows`` computes: from row 0 to the last one, rounded up.
+        """Return all rows that a padded pass over ``rows`` computes: from 0 to the highest, their number rounded up.
 
         Padding is harmless for rows that do not take part, because the pass writes only to slots beyond their length.
         """
@@ -222,8 +226,8 @@ class SlotCache(Cache):
 
         Args:
             rows: the n rows of the pass.
-            pending: tokens of each row's chain, at least 1.
-            drafts: the tree below each chain; None for no drafts (a chunk of a prompt).
+            pending: number of pending tokens of each row, at least 1.
+            drafts: the tree below the pending tokens of each row; None for no drafts (a chunk of a prompt).
             num_written: number of nodes per row, counted from the first pending token, that earlier passes wrote since
                 the last commit. The pass covers only the remaining nodes, so that trees can grow pass by pass.
 
@@ -290,8 +294,8 @@ class SlotCache(Cache):
         Args:
             rows: rows of the last pass, all or some, in any order.
             paths: per row, the indices in the pass of the nodes to keep: first all m pending tokens, 0 to m - 1, then
-                the accepted path below them, where draft node j has the index m + j. A range from 0 is the cheapest
-                form of a path in which no node must move.
+                the accepted path below them, where draft node j has the index m + j. If no node of a path must move, a
+                ``range`` from 0 is the cheapest form of the path.
         """
         moved = [
             (row, self.lengths[row] + node, self.lengths[row] + index)

@@ -44,7 +44,7 @@ COMMANDS = {
 
 
 class ChatGenerationConfig(GenerationConfig):
-    """Sampling settings of a chat; the default token limit is higher, because answers may be long."""
+    """Sampling settings of a chat; the default token limit is higher than elsewhere, because answers may be long."""
 
     max_tokens: Annotated[int, Field(ge=1)] = 1024
     """Maximum number of new tokens per answer."""
@@ -96,7 +96,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class Input:
-    """Reads messages from standard input. Input from a terminal gets a prompt, whose line history is not saved."""
+    """Reads messages from standard input. On a terminal, shows an input prompt; does not save typed lines."""
 
     def __init__(self, *, is_colored: bool) -> None:
         """Set up the input prompt if standard input is a terminal."""
@@ -130,7 +130,7 @@ class Answer:
 
         Args:
             console: the output.
-            splitter: splits the text of models with output channels.
+            splitter: splits answers into reasoning and content; None if the whole answer is content.
         """
         self.text = ""
         """Text of the answer received so far, without reasoning."""
@@ -182,11 +182,11 @@ class Conversation:
         """Begin.
 
         Args:
-            decoder: generates the answers; nothing else may use it.
+            decoder: the decoder that generates the answers; nothing else may use it.
             config: sampling settings.
             source: source of messages.
             answers: console for answers.
-            notes: console for everything else.
+            notes: console for all text except answers.
             system: a system message at the start, if not empty.
             training: object for the commands /stats, /train and /eval; None disables these commands.
 

@@ -39,7 +39,7 @@ class ChatTraining:
             draft_model: settings of the draft model.
             record: settings of the records.
             train: settings of the training.
-            tenant: tenant of the conversation, on whose records alone it trains.
+            tenant: tenant of the conversation; training uses only this tenant's records.
             note: function that shows a line of text.
         """
         self._decoder, self._draft_model, self._record, self._train = decoder, draft_model, record, train
@@ -71,7 +71,7 @@ class ChatTraining:
             self._note(f"the draft model now has {described(adapters.load(str(output)))}")
 
     def evaluate(self) -> None:
-        """Compare the draft model with its current adapter and without an adapter.
+        """Measure the draft model once with its current adapter and once without an adapter, and compare the two.
 
         Raises:
             ConfigError: there is no adapter, or recording is off.
@@ -102,7 +102,7 @@ class ChatTraining:
         return "\n".join(lines)
 
     def _run(self, argument: str, *, present: str) -> int:
-        """Run ``speculant train``; return its exit status. On Ctrl-C, which the process also gets, wait for its end."""
+        """Run ``speculant train``; return its exit status. Ctrl-C also reaches the training; wait until it ends."""
         from speculant_verifier.service.learning import environment_of
 
         recorder = self._decoder.engine.recorder

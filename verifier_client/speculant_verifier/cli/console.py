@@ -66,7 +66,7 @@ def legend() -> Text:
 
 
 class RunMeter:
-    """Measures one run of a decoder that has no other callers. The measured run may be interrupted."""
+    """Measures one run of a decoder, which must have no other callers. The measured run may be interrupted."""
 
     def __init__(self, decoder: SpeculativeDecoder) -> None:
         """Start measuring."""
@@ -124,6 +124,6 @@ def waiting_for(what: str, color: ColorChoice) -> Status:
 
     Args:
         what: the text, such as "loading my-model".
-        color: whether to colour; 'always' means 'auto', because the status needs a terminal.
+        color: whether to colour the status; 'always' is treated as 'auto', because the status needs a terminal.
     """
     return make_console("never" if color == "never" else "auto", stderr=True).status(Text(what))

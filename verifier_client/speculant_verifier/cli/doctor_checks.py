@@ -1,4 +1,4 @@
-"""The verifier's checks for ``speculant doctor``. Modules that import slowly are imported only if a model is named."""
+"""The verifier's checks for ``speculant doctor``. transformers, which imports slowly, is imported only if needed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _without_weights(described: PreTrainedConfig, name: str) -> PreTrainedModel:
 
 
 def _require_weights(folder: Path) -> None:
-    """Reject a folder without weight files. A model on the hub passes, because it is downloaded only on loading."""
+    """Reject a folder without weight files. A model on the hub passes, because it is downloaded when it is loaded."""
     if not folder.is_dir():
         return
     index = folder / "model.safetensors.index.json"

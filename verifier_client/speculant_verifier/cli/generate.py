@@ -48,8 +48,8 @@ class GenerateSettings(DecodingSettings):
     default if --prompts is absent."""
     prompts: Path | None = None
     """File with more prompts, one per line; '-' is standard input. In a .jsonl file, each line is a text, or an object
-    with the field 'prompt' (text or token ids) or 'messages' (a conversation). In the records, the prompt belongs to
-    the document that the object's field 'document' names."""
+    with the field 'prompt' (text or token ids) or 'messages' (a conversation). The object's field 'document' names the
+    document of the prompt, for the request records."""
     chat: bool = False
     """Treat every prompt as a user message, and apply the model's chat template to it."""
     system: str = ""

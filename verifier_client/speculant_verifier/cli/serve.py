@@ -26,7 +26,8 @@ class VerifierSettings(DecodingSettings):
     access: AccessConfig = AccessConfig()
     """Settings that say which clients are permitted. --access FILE is short for --access.file FILE."""
     train: TrainConfig = TrainConfig()
-    """Settings for training the draft model on the records, and the number of new failures that starts a training."""
+    """Settings for training the draft model on the records, including the number of new failures that starts a
+    training."""
     log_level: LogLevel = "INFO"
     """Lowest level of log messages to show on standard error."""
     log_format: LogFormat = "text"

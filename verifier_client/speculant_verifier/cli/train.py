@@ -48,7 +48,7 @@ class TrainSettings(ReportingSettings):
     """
 
     records: Path
-    """Folder of recorded requests; the folder that --record.folder named while they were recorded."""
+    """Folder of recorded requests: the folder that --record.folder named when the requests were recorded."""
     output: Path | None = None
     """NAME under which the adapter is published, required for training. NAME becomes a link to the newest version in
     the folder NAME.d, which also contains the previous version."""
@@ -58,7 +58,7 @@ class TrainSettings(ReportingSettings):
     evaluate: Path | None = None
     """Instead of training, compare this adapter with draft_model.adapter, or with the base model if that is not set.
     The comparison uses records of documents on which this adapter was not trained. The exit status is 1 if this adapter
-    is not better and would not be published."""
+    is not better, so that it would not be published."""
     tenant: str | None = None
     """Train only on the text of this tenant; required if the records have several tenants."""
     draft_model: DraftModelConfig = DraftModelConfig()
@@ -198,7 +198,7 @@ def _present(draft_model: DraftModelConfig, output: Path | None, model: PreTrain
 
 
 def _read(settings: TrainSettings) -> list[RequestRecord]:
-    """Read the recorded requests of one tenant: failures (drafts rarely accepted), and others for replay.
+    """Read one tenant's recorded requests: failures (drafts rarely accepted), and other requests for replay.
 
     Raises:
         ConfigError: there are no records, or they belong to several tenants. An adapter learns from one tenant only,

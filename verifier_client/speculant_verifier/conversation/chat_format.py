@@ -59,7 +59,7 @@ class ChatFormat:
         Message texts that spell control tokens stay text; only the frame around messages has control tokens.
 
         Args:
-            messages: from the first to the latest, such as ``{"role": "user", "content": "Hello"}``.
+            messages: messages of the conversation, oldest first, such as ``{"role": "user", "content": "Hello"}``.
             tools: the available tools, as in OpenAI's chats.
             options: options of the template, such as ``reasoning_effort``; ``add_generation_prompt=False`` omits the
                 beginning of an answer, and ``chat_template`` replaces the model's own format.
@@ -89,7 +89,7 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] = (),
         **options: Any,
     ) -> int:
-        """Return the length of the prefix that a prompt shares with all conversations of equal instructions and tools.
+        """Return the length of the prefix that a prompt shares with all prompts with the same instructions and tools.
 
         Args:
             prompt: the result of :meth:`render` for the same messages, tools and options.
@@ -98,7 +98,7 @@ class ChatFormat:
             options: the options of the prompt.
 
         Raises:
-            GenerationError: the template refuses a conversation of the instructions and one user message.
+            GenerationError: the template refuses a conversation that consists of the instructions and one user message.
         """
         head = list(takewhile(lambda message: message.get("role") in INSTRUCTING, messages))
         if not head and not tools:

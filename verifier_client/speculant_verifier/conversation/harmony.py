@@ -1,11 +1,12 @@
 """Splits answers in the harmony format into reasoning, content and tool calls.
 
-Such a model writes an answer as several messages, each with a header:
-``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>``. The answer's
-content is the text of channel ``final``, of a message without a channel, and of a ``commentary`` without a recipient. A
-message addressed to one of the request's tools is a tool call. The text of all other messages is reasoning. Message
-headers and control tokens are left out of the pieces. The only text added to the answer is ``{}``, as the arguments of
-a call that has none. If a model breaks the harmony format, its text is kept unchanged as content.
+A model that uses harmony writes an answer as several messages, each with a header:
+``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>``. Content is the
+text of three kinds of messages: messages in channel ``final``, messages without a channel, and messages in
+``commentary`` without a recipient. A message addressed to one of the request's tools is a tool call. The text of all
+other messages is reasoning. Message headers and control tokens are left out of the pieces. The splitter adds only one
+text: ``{}``, as the arguments of a call without arguments. If a model breaks the harmony format, its text is kept
+unchanged as content.
 
 Control tokens are recognised by id: text that only spells a control token stays text.
 """
@@ -45,7 +46,7 @@ class ChannelSplitter:
         decode: Callable[[Sequence[TokenId]], str],
         tool_names: Collection[str] | None = None,
     ) -> None:
-        """Start after the prompt, which ends with the beginning of a message header.
+        """Begin in a message header, because the prompt ends with the beginning of a header.
 
         Args:
             tokens: the control tokens.
@@ -74,7 +75,7 @@ class ChannelSplitter:
         Args:
             token_ids: the step's tokens.
             text: the text that became final in this step. This text may be shorter than the text of the step's tokens,
-                because the rest may begin or follow a stop text.
+                because the rest may begin a stop text or follow one.
             final: whether the answer is complete.
             is_cut: unused, because headers are never text.
         """

@@ -71,10 +71,11 @@ class HarmonyPrompt:
         """Return the token ids of a conversation.
 
         Args:
-            messages: as in OpenAI's chats.
+            messages: messages of the conversation, in the format of OpenAI's chats.
             tools: the available tools.
-            options: ``reasoning_effort``, ``model_identity``, ``knowledge_cutoff``, ``conversation_start_date``, and
-                ``add_generation_prompt``. ``builtin_tools`` is refused; all other options are ignored.
+            options: options of the prompt: ``reasoning_effort``, ``model_identity``, ``knowledge_cutoff``,
+                ``conversation_start_date``, and ``add_generation_prompt``. ``builtin_tools`` is refused; all other
+                options are ignored.
 
         Raises:
             GenerationRequestError: a message has an unknown role, or answers no call.

@@ -1,7 +1,7 @@
 """Tool declarations in harmony's prompts: TypeScript types, written in the same form as in OpenAI's own library.
 
 This module also writes the parts of a JSON schema that OpenAI's library omits. For example, OpenAI's library writes
-'any' for a reference, and this module writes the type referred to.
+'any' for a reference to a type, whereas this module writes the type itself.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class _Scanner:
 
         Args:
             end: the mark after a call; outside strings, this mark also ends the scan.
-            depth: number of open objects.
+            depth: number of JSON objects already open at the start of the scan.
         """
         self._end, self._depth = end, depth
         self._signs = re.compile(rf'["{{}}\[\]]|{re.escape(end[0])}')
@@ -192,7 +192,7 @@ class _Scanner:
         """Number of characters of the text that were scanned so far."""
 
     def run(self, text: str) -> Literal["value", "mark"] | None:
-        """Continue the scan in a longer text. Return whether a value or the mark ended the scan; None for neither."""
+        """Continue the scan in a longer text. Return 'value' or 'mark' if one ended the scan, else None."""
         if self._found is None:
             self._found = self._run(text)
         return self._found

@@ -17,8 +17,8 @@ from speculant_graph.corpus.tokenize import encode_texts
 from speculant_graph.types import TokenId
 
 _LEAST_END = 2
-"""Minimum number of a control token's last characters for which a text that starts with them is marked. Otherwise, a
-template might complete the control token."""
+"""A text is marked if it starts with the end of a control token, and this end has at least this number of characters.
+Without a mark, a template might complete the control token."""
 
 
 class PlainText:
@@ -29,7 +29,7 @@ class PlainText:
 
         Args:
             tokenizer: the tokenizer.
-            template: added tokens in this text count as control tokens, too.
+            template: template text; added tokens that occur in this text count as control tokens, too.
         """
         self._backend: Tokenizer = tokenizer.backend_tokenizer
         added = [
@@ -57,7 +57,7 @@ class PlainText:
         return encoded
 
     def broken(self, value: Any, *, is_own: bool = False) -> Any:
-        """Return a value with marks in its texts: in each control token, and at text ends that may be part of one.
+        """Return a value with marks in its texts: in control tokens, and at text ends that may be part of one.
 
         Args:
             value: texts in nested lists and objects; field names are marked, too.

@@ -15,7 +15,7 @@ from speculant_verifier.conversation.plain_text import PlainText
 Message = Mapping[str, Any]
 """One message: 'role', 'content', and any other fields that the template uses."""
 _OF_MODEL = ("content", "reasoning_content", "thinking", "reasoning")
-"""Fields of an assistant message whose text was written by the model."""
+"""Fields of an assistant message that contain text written by the model."""
 
 
 class TemplatePrompt:
@@ -34,7 +34,7 @@ class TemplatePrompt:
         If a text in a message, tool or option spells a control token, it stays text.
 
         Args:
-            messages: from the first to the latest.
+            messages: messages of the conversation, oldest first.
             tools: the available tools.
             options: options of the template; ``chat_template`` replaces the tokenizer's own.
 

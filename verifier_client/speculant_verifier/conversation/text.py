@@ -20,7 +20,8 @@ from speculant_verifier.suitability import unsuited
 
 _REPLACEMENT = "\ufffd"
 _TAIL = 8
-"""Number of the prompt's last tokens that are put before a prediction; more than any context that drafters match."""
+"""Number of prompt tokens put before a prediction, taken from the prompt's end; longer than any context that drafters
+match."""
 
 Prompt = str | Sequence[TokenId]
 """A prompt: text, or token ids that are used unchanged."""

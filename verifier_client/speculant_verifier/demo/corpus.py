@@ -24,11 +24,12 @@ TRAINING_MODULES = (
     "asyncio", "concurrent", "http", "json", "logging", "queue.py", "selectors.py", "socket.py",
     "socketserver.py", "subprocess.py", "threading.py",
 )  # fmt: skip
-"""Training text of the demo model: standard-library packages and modules for processes and servers."""
+"""Training text of the demo model: packages and modules of the standard library that deal with processes and
+servers."""
 
 UNKNOWN_MODULES = ("http", "json", "logging", "socket.py", "socketserver.py")
-"""Modules of the training text on which the demo's draft model was not trained. The draft model can learn them from the
-target's output."""
+"""Modules of the training text on which the demo's draft model was not trained. The draft model can learn these modules
+from the target's output."""
 
 _TIMES_KNOWN = 8
 
@@ -77,8 +78,8 @@ def training_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
 def draft_files(root: Path | None = None) -> tuple[list[Path], list[Path]]:
     """Return the training files of the demo's draft model, and the files known only to the demo model.
 
-    The draft model is trained on all other files of the standard library, so it learns Python in general. Its training
-    files that the demo model also knows are repeated, because the draft model must draft such text.
+    The draft model is trained on all other files of the standard library, so it learns Python in general. Files on
+    which the demo model was trained, too, are repeated, because the draft model must draft similar text.
     """
     root = root or standard_library_folder()
 

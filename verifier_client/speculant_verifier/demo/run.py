@@ -52,7 +52,7 @@ class _Outcome:
 
 
 def _figures(outcomes: Sequence[_Outcome]) -> dict[str, Any]:
-    """Return the figures of one or more prompts for the JSON output, from each prompt's median durations."""
+    """Return the JSON output's figures of one or more prompts; speeds come from each prompt's median duration."""
     plain_s, speculative_s = (
         sum(median(result.times.total_s for result in results) for results in variants)
         for variants in ([each.plain for each in outcomes], [each.speculative for each in outcomes])

@@ -1,7 +1,7 @@
 """Reads LoRA adapters and merges them into a copy of the draft model; a bad adapter leaves the original unchanged.
 
 An adapter is a folder in peft's own format, so other programs can load it, too. In addition to peft's two files, the
-folder holds ``speculant.json`` with the tenants of the training text and the training's figures.
+folder holds ``speculant.json``, which lists the tenants of the training text and figures of the training.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class AdapterInfo:
     """Description of an adapter, read from its folder."""
 
     folder: Path
-    """Path of the adapter's folder, with symbolic links resolved. The path still names this version after a new version
-    is published."""
+    """Path of the adapter's folder, with symbolic links resolved. The resolved path still leads to this version of the
+    adapter after a new version is published."""
     digest: str
     """sha256 of the weights file."""
     base: str
@@ -75,7 +75,7 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
     """Read the description of an adapter, without loading a model.
 
     Raises:
-        ConfigError: there is no LoRA adapter, or the adapter uses an unsupported variant of LoRA.
+        ConfigError: the folder holds no LoRA adapter, or the adapter uses an unsupported variant of LoRA.
     """
     path = Path(folder).resolve()
     if missing := [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (path / name).is_file()]:
@@ -98,7 +98,7 @@ def read_adapter(folder: Path | str) -> AdapterInfo:
 
 
 def with_adapter(model: PreTrainedModel, base_name: str, folder: Path | str) -> tuple[PreTrainedModel, AdapterInfo]:
-    """Return a copy of a model with an adapter merged into its weights, so that its passes take no extra time.
+    """Merge an adapter into the weights of a copy of a model; return the copy, whose passes take no extra time.
 
     Args:
         model: the base model, which stays unchanged. If the base model's weights are quantised, for example to four

@@ -1,9 +1,9 @@
 """Loads, swaps and rolls back the draft model's LoRA adapters at run time.
 
-An adapter is validated and merged into a copy of the base model first, so weights in use are never modified. The merged
-copy replaces the draft model between two decoding steps. A rollback loads the previous adapter again. A rollback is
-automatic if the new adapter predicts its first tokens less well than the previous adapter predicted its last. Adapters
-change only the drafts, never the output.
+An adapter is first validated and merged into a copy of the base model, so weights in use are never modified. The merged
+copy replaces the draft model between two decoding steps. A rollback loads the previous adapter again. The rollback is
+automatic if the new adapter predicts a clearly smaller share of its first tokens than the previous adapter predicted of
+its last tokens. Adapters change only the drafts, never the output.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.records.record import RecordIdentity
 
 _FEWEST_JUDGED = 400
-"""Minimum number of judged tokens that each of the two adapters must have before a rollback. A new adapter stays once
-its window of judged tokens is full, because after enough comparisons any adapter looks worse by chance."""
+"""Minimum number of judged tokens that the new and the previous adapter must each have before an automatic rollback. A
+new adapter stays once its window of judged tokens is full, because after enough comparisons any adapter looks worse by
+chance."""
 _ERRORS = 4.0
-"""Number of standard errors by which the new adapter's hit rate must be lower for a rollback. The threshold is higher
-than chance alone requires, because the two adapters also draft different texts."""
+"""Number of standard errors by which the new adapter's hit rate must be below the previous adapter's for a rollback.
+The threshold is higher than chance alone requires, because the two adapters also draft different texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class Adapters:
             name: a name in the settings, or a folder; empty for the base model.
 
         Raises:
-            ConfigError: the adapter is missing, damaged, or for another model; the present one stays.
+            ConfigError: the adapter is missing, damaged, or for another model; the present adapter stays in use.
         """
         with self._lock:  # one load at a time
             return self._load(name, self._config.adapters.get(name, Path(name)))

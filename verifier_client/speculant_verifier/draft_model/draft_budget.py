@@ -24,10 +24,10 @@ from speculant_graph.budget.allowance import Allowance
 MOST_NODES = 16
 """Maximum number of tree nodes per row in one pass of the draft model."""
 _READ_FOR_LATER = 8
-"""Maximum number of pending tokens per row whose reading time is charged to the current step. Reading time of further
-pending tokens is not charged, because it benefits later steps equally."""
+"""Maximum number of pending tokens per row whose reading time is charged to the current step. The time to read further
+pending tokens is not charged, because later steps benefit equally from this reading."""
 WIDEST = MOST_NODES + _READ_FOR_LATER - 1
-"""Tokens per row in the widest pass of the draft model whose duration is learned."""
+"""Maximum number of tokens per row for which the durations of the draft model's passes are learned."""
 
 _FIRST_PASSES = 4.0
 """Initial credit of the draft model's time account, as a number of target passes. The draft model is paused for the
@@ -72,7 +72,7 @@ class DraftPrice:
             gains: per row, the probabilities of its best nodes, descending.
             wanted: for each row that may join the pass, the expected gains of expanding its open nodes, parents first.
             pending: maximum number of pending tokens per row in a step's first pass; 0 in later passes. A step's first
-                pass reads the pending tokens, and expands the last of them as its first node.
+                pass reads the pending tokens; the last pending token is the first node that the pass expands.
         """
         by_width = _sums(gains)
         # The target also verifies one more node per row, which the model's pass adds.

@@ -3,9 +3,9 @@
 In every step the n-grams draft first. The strategy specexec then grows the trees as SpecExec does (:mod:`.specexec`).
 With the other strategies, a cost model (:mod:`.draft_budget`) decides before each pass how many nodes the model
 expands, if any. The model's candidates are mixed with the n-grams' candidates (:class:`~.tree.Reliability`), and the
-most probable nodes are drafted. These drafts carry no draft distribution q, so they are verified with *follow* even if
-the request's rule needs q. All sequences of a batch share the draft model's passes. The draft model never changes the
-output.
+most probable nodes are drafted. Drafts that contain the model's candidates carry no draft distribution q, so they are
+verified with *follow* even if the request's rule needs q. All sequences of a batch share the draft model's passes. The
+draft model never changes the output.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class ModelDrafter:
 
         Args:
             passes: the model.
-            price: costs and gains of its passes.
-            config: depth and branching of trees.
+            price: costs and gains of the draft model's passes.
+            config: drafting settings, such as tree depth and branching.
             ngrams: the n-gram drafter, which drafts first and is closed together with this drafter. If None, the draft
                 model drafts alone.
             clock: returns the time in seconds, to measure the time spent on the model.

@@ -21,7 +21,7 @@ from speculant_verifier.speculation import ObservedCosts, batches_up_to, load_or
 
 
 def load_base(config: DraftModelConfig, verifier: VerifierConfig | None = None) -> tuple[PreTrainedModel, Fingerprint]:
-    """Load a draft model without an adapter, and the fingerprint of its tokenizer.
+    """Load a draft model, without an adapter; return the model and the fingerprint of its tokenizer.
 
     Args:
         config: the model.

@@ -13,7 +13,7 @@ from speculant_verifier.model import PREFILL_CHUNK, TargetModel
 from speculant_verifier.sampling import top_logprobs
 
 _MOST_HITS = 16
-"""Maximum number of pending tokens per sequence and pass that are compared with the model's top tokens."""
+"""Maximum number of a sequence's pending tokens that one pass compares with the model's top tokens."""
 
 
 @dataclass(frozen=True, slots=True)

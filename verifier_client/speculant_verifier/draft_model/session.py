@@ -26,7 +26,7 @@ class Session:
     """The sequence's entry in the draft model's KV cache."""
     step: SequenceStep = _NO_STEP
     num_tokens: int = 0
-    """Number of the sequence's tokens at this step, stored because the caller's token list grows."""
+    """Number of tokens that the sequence had at this step; stored because the caller's token list grows."""
     tree: DraftTree = field(default_factory=lambda: DraftTree(EMPTY_DRAFT))
     """Draft tree of the latest step; empty if the model could not run."""
     is_asked: bool = False

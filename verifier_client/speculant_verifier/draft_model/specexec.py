@@ -4,7 +4,8 @@ In every round, one pass of the model expands the B most probable unexpanded nod
 The most probable candidates of the round are then added to the tree. The search ends after D rounds, or once each of
 the K most probable nodes is expanded or too deep for children. The K most probable nodes are the draft. The published
 algorithm drafts exactly the expanded nodes. In this implementation, an unexpanded node may replace a less probable
-expanded node. The draft is therefore at least as good after the same number of rounds.
+expanded node. After the same number of rounds, the draft is therefore at least as good as the published algorithm's
+draft.
 
 The tree starts with the n-gram draft. Where n-grams have candidates, these are mixed with the model's candidates
 (:class:`~.tree.Reliability`). Where n-grams have no candidates, a path's probability is the product of the model's
@@ -58,7 +59,7 @@ def grow(tree: DraftTree, asked: Sequence[int], rows: TopRows, reliability: Reli
     Args:
         tree: the tree; its path probabilities are recomputed.
         asked: the nodes that this round expanded.
-        rows: the model's top tokens, one row per node, at most B wide.
+        rows: the model's top tokens: one row per node, with at most B tokens.
         reliability: mixes the candidates.
         shape: K and B.
     """

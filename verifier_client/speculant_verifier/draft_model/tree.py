@@ -5,12 +5,12 @@ and from the model, and their probabilities are mixed. One pass of the model exp
 the most probable nodes are drafted, as in SpecExec's search (Svirschevski et al. 2024, algorithm 2; see
 ``native/tree_drafter.cpp``).
 
-N-grams provide candidates with calibrated probabilities, and the model provides its most probable tokens. Both
-probabilities are interpolated, as the calibrated drafter does for contexts: P(x) = s P_model(x) + (1 - s) P_ngrams(x).
-Each pair of confidence classes, one for the n-grams and one for the model, has its own weight s. The weight s is
-learned online by expectation-maximisation (Jelinek and Mercer 1980). When the true token is known, each source is
-credited with the probability that the token came from it. A table of bins then calibrates P(x): it maps P(x) to the
-share of candidates with about this probability that were right.
+N-grams provide candidates with calibrated probabilities, and the model provides its most probable tokens. The two
+probabilities are interpolated, as the calibrated drafter interpolates the probabilities of contexts: P(x) = s
+P_model(x) + (1 - s) P_ngrams(x). Each pair of confidence classes, one for the n-grams and one for the model, has its
+own weight s. The weight s is learned online by expectation-maximisation (Jelinek and Mercer 1980). When the true token
+is known, each source is credited with the probability that the token came from it. A table of bins then calibrates
+P(x): it maps P(x) to the hit rate of earlier candidates that had about this probability.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Features(NamedTuple):
     is_root: bool
     confidence: float
     """Confidence at the node: for the root, the model's recent hit rate in this sequence; for other nodes, the
-    probability of the node."""
+    probability given the parent."""
 
 
 class Mixed(NamedTuple):
@@ -131,7 +131,7 @@ class Reliability:
         return is_right
 
     def gain(self, ngrams: Sequence[Candidate], features: Features) -> float:
-        """Return how much an expansion should raise the probability that the token after a node is drafted."""
+        """Return by how much expanding a node should raise the probability that the next token is drafted."""
         kind = _kind_of(features)
         before = min(1.0, sum(probability for _, probability in ngrams))
         visits, hits = self._model[kind]
@@ -211,7 +211,7 @@ class DraftTree:
         """Start the tree with the n-gram draft.
 
         Args:
-            draft: nodes and their path probabilities.
+            draft: nodes of the n-gram draft and their path probabilities.
             confidence: the model's recent hit rate in this sequence.
         """
         self.nodes = [Node(-1, -1, 0, confidence)]
@@ -272,7 +272,7 @@ class DraftTree:
         return added
 
     def update(self) -> None:
-        """Recompute the probabilities of all paths after a pass."""
+        """Recompute the path probabilities of all nodes after a pass."""
         for node in self.nodes[1:]:
             node.path = self.nodes[node.parent].path * node.conditional
 

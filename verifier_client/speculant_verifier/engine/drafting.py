@@ -32,7 +32,7 @@ from speculant_verifier.structured.constraint import with_forced
 
 _ROUNDING = 1e-6
 _FEWEST_NODES = 4
-"""Smallest limit on drafted nodes; even a severe shortage of memory reduces the limit no further."""
+"""Limit on drafted nodes at or below which even a severe shortage of memory reduces the limit no further."""
 _FEWEST_SHOWN = 16
 """Minimum number of unseen tokens at the end of a sequence that justifies a message to the drafter."""
 _READING = DraftOptions(omit_neural=True)
@@ -79,7 +79,7 @@ class Drafting:
         return before - self._logit_bytes
 
     def restore(self) -> None:
-        """Raise the limit on drafted nodes to its previous value."""
+        """Raise the limit on drafted nodes to about its previous value."""
         self._drafted_nodes = min(self._most_nodes, 4 * self._drafted_nodes + 3)
 
     def wants(self, sequence: ActiveSequence) -> bool:
@@ -161,7 +161,7 @@ class Drafting:
             self._ask([SequenceStep(each.session_id, _text(each), 0) for each in late])
 
     def _show_prompts(self, sequences: Iterable[ActiveSequence]) -> None:
-        """Show the drafter the prompts of sequences new to it, if many tokens follow the prompt.
+        """Show the drafter the prompt of every sequence that is new to it but already has many output tokens.
 
         The drafter treats all text before a session's first draft as the prompt, which it does not learn.
         """
@@ -324,7 +324,7 @@ def depths_of(draft: Draft) -> list[int]:
 
 
 def nodes_within(draft: Draft, most_depth: int) -> Sequence[int]:
-    """Return a draft's nodes up to a depth. The tokens play no role, so every verification rule stays exact."""
+    """Return a draft's nodes up to a depth. The choice ignores the tokens, so every verification rule stays exact."""
     size = len(draft.token_ids)
     if size <= most_depth:
         return range(size)
@@ -336,8 +336,9 @@ def draft_seed(config: GenerationConfig, num_tokens: int) -> int:
 
     Drafters derive random numbers from the seed and the position. The rule *block* judges a draft as a whole, so the
     accepted length also depends on the random numbers of rejected tokens. With an unchanged seed, the next step would
-    reuse the random numbers of rejected tokens. Every step of *block* therefore gets a different seed. Rules other than
-    *block* never look past the first rejected token, and trees drawn for them use no random number twice.
+    reuse the random numbers of rejected tokens. With the rule *block*, every step therefore gets a different seed.
+    Rules other than *block* never look past the first rejected token, and trees drawn for them use no random number
+    twice.
     """
     if config.rule != "block":
         return config.seed

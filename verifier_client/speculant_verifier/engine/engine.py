@@ -69,7 +69,8 @@ class Engine:
                 nothing is drafted.
             budget: decides which drafts are worth their cost; None: passes are assumed to cost as much as on a typical
                 machine.
-            require_same_tokenizer: raise if the drafter's tokenizer differs at the first request.
+            require_same_tokenizer: whether to raise an error if the drafter's tokenizer differs from the target's at
+                the first request.
             record: which finished requests are recorded, and in which folder. If ``record`` or its folder is None, no
                 request is recorded.
             identity: fields of the records that only the caller knows; the caller may change them at any time.
@@ -102,7 +103,7 @@ class Engine:
         """Recent acceptance rate of drafts, per tenant."""
         self._records = None if record is None or record.folder is None else Records(target, record, draft, identity)
         self.logits_cache = LogitsCache(target.name, config.target_cache)
-        """Cache of the target's logits, as in SpecExec, which counts its hits and evictions."""
+        """Cache of the target's logits, as in SpecExec; the cache counts its hits and evictions."""
         self._verification = Verification(
             target, cache, self.logits_cache, draft, self._controller, self.totals, self._records
         )
@@ -338,7 +339,7 @@ class Engine:
     def _guarded(self, work: object, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
         """Run part of a step; if memory is short even after all reductions, end the newest sequence and try again.
 
-        Repeating this part of the step is safe, because it changes nothing before it runs out of memory.
+        Repeating the part is safe, because a part that runs out of memory has not changed anything yet.
         """
         left = sorted(sequences, key=lambda each: each.row)
         failures: list[StepOutput] = []

@@ -37,8 +37,8 @@ class LogitsCache:
 
         Args:
             model: identifies the model and all else that determines its logits.
-            num_bytes: maximum size of all rows; if a single row is larger, nothing is kept. Each key takes 200 bytes in
-                addition.
+            num_bytes: maximum total size of all rows, in bytes; if a single row is larger, nothing is kept. In
+                addition, the key of each row takes 200 bytes.
         """
         self._model = model
         self.bound = num_bytes
@@ -76,7 +76,7 @@ class LogitsCache:
         Args:
             sequence: the sequence before the pass.
             draft: the draft that the pass verified.
-            path: accepted nodes, which are evicted last.
+            path: accepted nodes, whose logits are evicted last.
             logits: logits after the sequence and after every node, shape ``[1 + nodes, V]``; further rows are ignored.
         """
         if self._takes(sequence):
@@ -145,7 +145,7 @@ def key_of(model: str, token_ids: Iterable[TokenId] = ()) -> bytes:
 
 
 def extended(key: bytes, token_ids: Iterable[TokenId]) -> bytes:
-    """Return the key of a sequence after tokens are appended; several calls give the same key as one call."""
+    """Return a sequence's key after tokens are appended; appending them in several calls gives the same key."""
     for token_id in token_ids:
         tail = token_id.to_bytes(_TOKEN_BYTES, "little")
         key = hashlib.blake2b(key + tail, digest_size=_DIGEST_BYTES).digest()

@@ -71,7 +71,7 @@ class MemoryPressure:
         self._due_s = self._calm_s = 0.0
 
     def look(self) -> None:
-        """Reduce or restore a part, if a check is due; call this between steps."""
+        """If a check of free memory is due, reduce or restore a part as needed; call this between steps."""
         now_s = time.monotonic()
         if now_s < self._due_s:
             return

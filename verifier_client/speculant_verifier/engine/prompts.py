@@ -4,8 +4,8 @@ The size of a prefill chunk is limited so that running sequences do not stall. A
 every call, so the prefix cache keeps the keys and values of ended sequences. The prefix cache holds copies of keys and
 values, outside the batch's rows. Full-attention layers can resume at any position of a kept sequence. Sliding-window
 layers hold only the window before the last position, so their windows are copied where later requests may resume.
-Windows are copied at the end of instructions and tools (if the request gives it), of the prompt and of the output.
-Another window is copied where the prompt diverges from a kept sequence.
+Windows are copied where instructions and tools end (if the request states this position), where the prompt ends, and
+where the output ends. Another window is copied where the prompt diverges from a kept sequence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Detailed mode: traces requests during decoding, and records each request when it ends.
 
-A request is not recorded if its caller supplied the drafts, or if it uses ``speculation = "off"`` or teacher forcing. A
-request that fails or is cancelled is not recorded either.
+A request is not recorded if it uses ``speculation = "off"`` or teacher forcing. A request that
+fails or is cancelled is not recorded either.
 
 The recorded top tokens come from the target's raw logits, before the request's processors and temperature change them.
 Records of greedy and sampled requests are therefore comparable. A draft model trained on the records learns the
@@ -64,7 +64,7 @@ class Records:
             sequence.trace = Trace(self._strategy)
 
     def look(self, sequences: Sequence[ActiveSequence], logits: Tensor) -> None:
-        """Add to each trace the target's top tokens at the positions whose tokens a pass emitted.
+        """Add the target's top tokens to each trace, for every position whose token a pass emitted.
 
         Args:
             sequences: sequences of the pass.

@@ -97,14 +97,14 @@ class ActiveSequence:
     feedback: Feedback | None = None
     """Feedback to send to the drafter with the next step."""
     draft_nodes: Sequence[int] = ()
-    """For each node of the latest draft, its index in the drafter's response, from which some nodes were dropped."""
+    """For each node of the latest draft, its index in the drafter's response, before some nodes were dropped."""
     has_session: bool = False
     num_shown: int = 0
-    """Number of the sequence's tokens when the drafter last saw it."""
+    """Number of tokens that the sequence had when the drafter last saw it."""
     drafter_problem: str = ""
-    """Reason, in the request, why the drafter can't draft for this sequence; empty if there is none."""
+    """Problem in the request that keeps the drafter from drafting for this sequence; empty if there is none."""
     prefix_key: bytes = b""
-    """Key of the first ``num_keyed`` tokens in the logits cache."""
+    """Key of the sequence's first ``num_keyed`` tokens, used by the logits cache."""
     num_keyed: int = 0
     num_steps: int = 0
     num_steps_without_drafter: int = 0

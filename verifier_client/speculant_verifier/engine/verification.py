@@ -46,7 +46,7 @@ class Verification:
         self._logits_cache = logits_cache
 
     def emit_cached(self, sequences: Sequence[ActiveSequence]) -> list[StepOutput]:
-        """Emit tokens from cached logits, without a forward pass, for as long as any sequence's logits are cached."""
+        """Emit each sequence's tokens from cached logits, without a forward pass, while its next logits are cached."""
         outputs: list[StepOutput] = []
         for sequence in sequences:
             while (logits := self._logits_cache.logits(sequence)) is not None:

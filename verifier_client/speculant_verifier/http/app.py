@@ -284,8 +284,8 @@ class GenerationResponse(Response):
     This class replaces FastAPI's streaming response for two reasons. First, this class sends the status only after the
     request is admitted. A refused request therefore gets an error status instead of a broken stream. Second, this class
     watches the connection even while it sends nothing. A request's row in the batch is therefore freed within a step
-    after its client disconnects. A slow client delays no other client, because its unread events wait in memory. They
-    take at most the memory of one answer per request.
+    after its client disconnects. A slow client delays no other client, because its unread events wait in memory. The
+    unread events of a request take at most the memory of its answer.
     """
 
     def __init__(
@@ -297,7 +297,7 @@ class GenerationResponse(Response):
             events: the decoder's events; reading them starts decoding. An event is None when the request is admitted,
                 and after every idle period.
             builder: builds the answer from the events.
-            is_stream: whether to send each event immediately.
+            is_stream: whether to stream the answer, event by event.
         """
         super().__init__()
         self._events, self._builder, self._is_stream = events, builder, is_stream

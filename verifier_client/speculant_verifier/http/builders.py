@@ -24,7 +24,7 @@ from speculant_verifier.results import GenerationResult, StepEvent, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The served model, with the data about it that answers need."""
+    """The served model, with data that is needed to build its answers."""
 
     id: str
     """Name by which clients request the model."""
@@ -98,7 +98,10 @@ class _Choice:
 
     @property
     def reason(self) -> str:
-        """Finish reason of a choice that ended. A failed choice has none, because the client gets an error instead."""
+        """Finish reason of a choice that ended.
+
+        A failed choice has no finish reason, because the client gets an error instead.
+        """
         assert self.result is not None
         reason = self.result.finish_reason
         if not self.calls or reason != "stop" or self.splitter is None:
@@ -211,7 +214,7 @@ class ChatBuilder(AnswerBuilder):
     def _additions(
         self, event: StepEvent, choice: _Choice, pieces: list[AnswerPiece]
     ) -> Iterator[tuple[Fields, str | None]]:
-        """Yield the fields of a choice's chunks, each with the finish reason or None."""
+        """For each chunk of a choice, yield the chunk's fields and its finish reason, which may be None."""
         choice.logprobs += event.logprobs
         logprobs = self._logprobs(event.logprobs) if event.logprobs else None
         for kind, text in pieces or ([("content", "")] if logprobs else []):

@@ -1,7 +1,7 @@
 """Errors in the formats of OpenAI's and Anthropic's APIs.
 
-Each error message is one line, which ends with advice on how to fix the problem. Messages of exceptions from Python or
-a library appear only in the log.
+Each error message is one line. If a fix for the problem is known, the message ends with it. Messages of exceptions from
+Python or a library appear only in the log.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def of_validation(problems: Sequence[Mapping[str, Any]]) -> ApiError:
     the error reports the first problem.
 
     Args:
-        problems: pydantic's errors; each location begins with the name of the whole, such as "body".
+        problems: pydantic's errors; each location begins with the name of the validated whole, such as "body".
     """
     problems = _of_given_shapes([_plain(problem) for problem in problems])
     paths = [[printable(part) for part in problem["loc"]] for problem in problems]
@@ -159,9 +159,9 @@ def wrong(message: str, param: str = "", *, fix: str = "") -> ApiError:
     """Return the error for a field with a wrong value.
 
     Args:
-        message: the problem; ``{field}`` stands for the field.
+        message: the problem; ``{field}`` stands for the field's name.
         param: the field.
-        fix: how to correct it.
+        fix: how to correct the request.
     """
     return ApiError("wrong_request", message, fix=fix, field=param)
 
@@ -171,9 +171,9 @@ def unsupported(param: str, fix: str, others: Sequence[str] = (), reason: str = 
 
     Args:
         param: the first field.
-        fix: how to correct it.
+        fix: how to correct the request.
         others: the other fields.
-        reason: the reason, with the punctuation that joins it to the names.
+        reason: why the fields are unsupported, with the punctuation between their names and this reason.
     """
     names = ", ".join(("'{field}'", *(f"'{name}'" for name in others)))
     return ApiError("unsupported_parameter", f"not supported here: {names}{reason}", fix=fix, field=param)
@@ -201,7 +201,7 @@ def _of_given_shapes(problems: Sequence[dict[str, Any]]) -> Sequence[dict[str, A
 
 
 def _unshaped(parts: Sequence[str], path: Sequence[str]) -> int | None:
-    """Return the index of the first field in a path whose value fits no type of the field's union."""
+    """Return the index, within a path, of the first field whose value fits no type of the field's union."""
     for index, part in enumerate(parts):
         is_within = part in _OBJECTS and index + 1 < len(path) and not _SHAPE.match(path[index + 1])
         if part in _EXPECTED and not is_within:

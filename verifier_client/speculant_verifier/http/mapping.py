@@ -158,12 +158,12 @@ class RequestMapping:
         return self._shared_lengths.get(key, 0)
 
     def _is_unlimited(self, request: ChatRequest) -> bool:
-        """Tell whether the request sets no limit on new tokens, and the server's limit is only the default."""
+        """Tell whether new tokens have only the built-in default limit, because no other limit is set."""
         is_given = request.max_tokens is not None or request.max_completion_tokens is not None
         return not is_given and self._defaults.max_tokens == GenerationConfig.model_fields["max_tokens"].default
 
     def leaves_space(self, context: RequestContext) -> bool:
-        """Tell whether a prompt leaves space for the longest allowed answer or, if less, for 1/8 of the context."""
+        """Tell whether prompts leave room for the longest allowed answer or 1/8 of the context, whichever is less."""
         longest = self._decoder.target.max_length
         return max(map(len, context.prompts)) + min(context.config.max_tokens, longest // 8) <= longest
 
@@ -206,7 +206,7 @@ class RequestMapping:
         """Return the options of a request's session with the drafter; None for the server's options.
 
         Raises:
-            AccessError: the client may not use the tenant or graph.
+            AccessError: the client is not allowed to use the tenant or the graph.
             GenerationRequestError: the request sets both ``graph`` and ``graphs``.
         """
         if options is None:

@@ -20,7 +20,7 @@ from speculant_verifier.http.token_texts import Fields
 
 _EFFORTS = {"xhigh": "high", "max": "high"}
 _BILLING = "x-anthropic-billing-header:"
-"""Start of a block that Claude Code sends for Anthropic only; the block's text differs in every request."""
+"""Start of a text block that Claude Code sends for Anthropic's own use; the block's text differs in every request."""
 _NAMES = {
     "parameters": "input_schema",
     "response_format": "output_config.format",

@@ -140,7 +140,7 @@ def _call_id(identifier: str) -> str:
 
 
 def _input_of(arguments: str) -> Fields:
-    """Return a call's arguments as a JSON object; any other text becomes the object's field ``arguments``."""
+    """Return a call's arguments as a JSON object; text of any other form becomes its field ``arguments``."""
     try:
         found = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

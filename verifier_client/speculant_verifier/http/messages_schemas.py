@@ -112,7 +112,7 @@ class Thinking(Schema):
 
     type: Annotated[str, Field(min_length=1)]
     """'disabled' leaves reasoning out of the answer, and sets the reasoning effort to 'low' unless the request sets
-    another."""
+    another effort."""
 
 
 class OutputFormat(Schema):

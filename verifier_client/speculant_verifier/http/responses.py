@@ -48,7 +48,7 @@ class Conversation:
     seal: Callable[[str], str] | None
     """Function that seals (signs) reasoning; None if the client does not ask for sealed reasoning."""
     origins: Mapping[str, ToolOrigin]
-    """Names and namespaces of tools in the client's request, by the tools' names in the prompt."""
+    """Names and namespaces that tools have in the client's request, by the tools' names in the prompt."""
 
 
 async def map_responses(

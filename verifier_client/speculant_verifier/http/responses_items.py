@@ -50,7 +50,7 @@ class ToolOrigin:
 
 
 def tools_of(request: ResponsesRequest) -> tuple[list[Fields], dict[str, ToolOrigin]]:
-    """Return a request's tools in the chat format, and the origins of the tools, by their names in the chat format."""
+    """Return a request's tools in the chat format, and the origin of each tool by the tool's name in that format."""
     tools: list[Fields] = []
     origins: dict[str, ToolOrigin] = {}
     for tool in request.tools or ():
@@ -91,7 +91,7 @@ def resolved(
         before: earlier items of the conversation.
 
     Raises:
-        ApiError: the output of a function has no call.
+        ApiError: the output of a function or custom tool has no matching call.
     """
     found = list(before)
     known = {item.id for item in before if item.id is not None}

@@ -65,7 +65,7 @@ class Output:
 
         Args:
             pieces: new pieces.
-            logprobs: log-probability entries of the tokens that are message text in these pieces.
+            logprobs: log-probability entries of the tokens of message text in these pieces.
         """
         for kind, text in pieces:
             if kind in ("name", "custom"):

@@ -86,7 +86,7 @@ _MARKS = ("type", "id", "call_id", "status")
 def as_known_item(values: dict[str, Any]) -> dict[str, Any]:
     """Convert an item of an unsupported type to a call, an output or a message, if possible.
 
-    If the item can't be converted, return only its type; such an item is ignored.
+    If the item can't be converted, return only its type, so that the item is ignored.
     """
     kind = values.get("type")
     if kind is None and values.get("role") is None and isinstance(values.get("id"), str):
@@ -141,7 +141,7 @@ class TextFormat(Schema):
     """The schema."""
     strict: bool | None = None
     """Whether JSON must have the whitespace that Python's json module writes, so that more tokens are forced. The
-    schema is enforced even if this is false."""
+    schema is enforced even if this field is false."""
 
 
 class TextOptions(Schema):

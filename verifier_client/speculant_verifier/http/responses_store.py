@@ -37,7 +37,10 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Keeps the latest conversations in memory, each for its tenant only. Must be used only in the event loop."""
+    """Keeps the latest conversations in memory, each for its tenant only.
+
+    This class must be used only in the event loop.
+    """
 
     def __init__(self, max_characters: int = _MAX_CHARACTERS) -> None:
         """Begin empty.

@@ -56,7 +56,7 @@ NumTokens = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 _NAMES_HERE = {"k": "node_budget"}
-"""Maps draft settings to their names in requests, if that name is not ``draft_`` plus the setting's name."""
+"""Maps a draft setting to its name in requests, if this name is not ``draft_`` plus the setting's name."""
 
 
 def _placed(setting: str, options: Container[str], where: str = "") -> str:
@@ -118,7 +118,7 @@ class StreamOptions(Schema):
     """Options of a streamed answer; they have no effect if the answer is not streamed."""
 
     include_usage: bool = False
-    """Whether the stream ends with a chunk that contains the token counts of all choices, and no choices."""
+    """Whether the stream ends with a chunk that has the token counts of all choices, and an empty list of choices."""
 
 
 class JsonSchema(Schema):
@@ -132,7 +132,7 @@ class JsonSchema(Schema):
     """The schema; if it is absent, any JSON is allowed."""
     strict: bool = False
     """Whether JSON must have the whitespace that Python's json module writes, so that more tokens are forced. The
-    schema is enforced even if this is false."""
+    schema is enforced even if this field is false."""
 
 
 class ResponseFormat(Schema):
@@ -160,7 +160,8 @@ class StructuredOutputs(Schema):
 
 _SPECULANT_NAMES = SpeculantOptions.model_fields.keys()
 _SERVER_NAMES = DraftConfig.model_fields.keys() - _SPECULANT_NAMES - REFUSED
-"""Draft settings that only the server can set, except ``n``, which has another meaning in requests."""
+"""Draft settings whose names are not speculation options of requests; without ``n``, which requests use for another
+value."""
 
 
 class SpeculantRequest(Schema):
@@ -172,7 +173,7 @@ class SpeculantRequest(Schema):
     @model_validator(mode="before")
     @classmethod
     def _without_misplaced(cls, values: Any) -> Any:
-        """Refuse speculation options outside the object ``speculant``, where they have no effect."""
+        """Refuse speculation options outside of the object ``speculant``; only options in it have an effect."""
         if not isinstance(values, dict):
             return values
         names = sorted(name for name, value in values.items() if value is not None and name not in cls.model_fields)

@@ -206,7 +206,7 @@ def flat_name(namespace: str | None, name: str) -> str:
 
 
 def _type_alone(values: Any, known: tuple[str, ...]) -> Any:
-    """Return a tool unchanged; return only its type if that is unknown, because its fields may be of any kind."""
+    """Return a tool unchanged, or only its type if the type is unknown, because its fields may then be of any kind."""
     if not isinstance(values, dict) or not isinstance(values.get("type"), str) or values["type"] in known:
         return values
     record_ignored(f"tool {values['type']}")

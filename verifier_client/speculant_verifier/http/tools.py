@@ -58,7 +58,7 @@ class UsableTool:
 
 
 def usable_tools(request: ChatRequest, style: CallStyle | None) -> list[UsableTool]:
-    """Return the tools for the prompt: the tools of the request that the client runs and the model may call.
+    """Return the tools for the prompt: the request's tools, if the client runs them and the model may call them.
 
     Args:
         request: the request.
@@ -147,13 +147,13 @@ def with_form(
     """Return settings whose grammar forces a required call, or allows calls in addition to the answer's format.
 
     Args:
-        config: settings of the request; their form applies to an answer without a call.
+        config: settings of the request; their output format applies to an answer without a call.
         request: the request.
         tools: the tools that may be called.
         style: the model's call style.
 
     Raises:
-        ApiError: a call is required and the request also sets another form.
+        ApiError: a call is required, but the request also sets a format for the answer.
     """
     if style is None or not tools:
         return config

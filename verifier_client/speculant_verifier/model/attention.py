@@ -89,7 +89,7 @@ def _added(mask: Tensor | None, query: Tensor, key: Tensor) -> Tensor:
 def _fused(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, sinks: Tensor | None
 ) -> Tensor:
-    """Attend with as many query heads as key heads; ``sinks`` broadcasts over ``[batch, kv_heads, queries]``."""
+    """Attend with equally many query heads and key heads; ``sinks`` broadcasts over ``[batch, kv_heads, queries]``."""
     if sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)
     if _want_gradients(query, key, value, mask, sinks):
@@ -128,7 +128,7 @@ def _parts_of(states: Tensor, num_parts: int) -> Tensor:
 def _with_logarithms(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention output ``[batch, heads, queries, d]`` and the log-sum-exp of every query, float32."""
+    """Return the attention output ``[batch, heads, queries, d]`` and the log-sum-exp of every query in float32."""
     logarithms: Tensor
     output: Tensor
     if query.device.type == "cpu":
@@ -150,7 +150,7 @@ def _want_gradients(*tensors: Tensor) -> bool:
 
 
 def _always_a_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """Return a boolean mask for plain ``generate()``, because the shortcut None would lose the sliding window."""
+    """Return a boolean mask for plain ``generate()``; without a mask (None), the sliding window would be lost."""
     kwargs |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     return sdpa_mask(*args, **kwargs)
 

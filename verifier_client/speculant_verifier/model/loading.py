@@ -192,7 +192,7 @@ def _plan(
     """Return the plan for streaming weights; None if all weights stay in memory.
 
     Raises:
-        ConfigError: the weights do not fit, and can't be streamed.
+        ConfigError: the weights do not fit into memory, and can't be streamed.
     """
     is_quantised = getattr(model_config, "quantization_config", None) is not None
     if device.type != "cpu" and is_quantised and not is_packed(model_config):
@@ -233,7 +233,7 @@ def sliding_layers(config: PreTrainedConfig, name: str) -> tuple[bool, ...]:
     If the model does not declare layer types, all layers have the same type.
 
     Raises:
-        ConfigError: the state of a layer type can't be rolled back with masks.
+        ConfigError: a layer type has state that masks can't roll back.
     """
     declared = getattr(config, "layer_types", None)
     if declared is None:
@@ -248,10 +248,10 @@ def sliding_layers(config: PreTrainedConfig, name: str) -> tuple[bool, ...]:
 
 
 def choose_experts(model: PreTrainedModel) -> None:
-    """Use grouped matrix products for experts, if the model supports it.
+    """Use grouped matrix products for experts, if the model supports them.
 
     The alternative 'batched_mm' copies expert weights once per token. With 'batched_mm', a pass over a draft would cost
-    as much as one pass per token.
+    as much as separate passes for all its tokens.
     """
     if model._can_set_experts_implementation():
         model.set_experts_implementation(_EXPERTS_IMPLEMENTATION)

@@ -21,8 +21,8 @@ from speculant_verifier.cache import ForwardPlan, SlotCache
 from speculant_verifier.cache.pass_layout import Placement
 
 NUM_UNSTEADY = 2
-"""Maximum number of passes of one shape that run before its recording is replayed. The very first pass of the model
-runs normally, and one pass of each shape is recorded."""
+"""Maximum number of passes of one shape that are slower than its later passes. The very first pass of the model runs
+without a recording, and one pass of each shape is recorded."""
 _MOST_RECORDINGS = 96
 """Maximum number of recordings of one cache; beyond it, the least recently used recording is dropped."""
 

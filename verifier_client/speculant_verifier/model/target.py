@@ -39,8 +39,8 @@ PREFILL_CHUNK = 512
 _UNTOUCHED = 256e6
 """Maximum number of bytes of memory that are kept free for temporary allocations."""
 _UNTOUCHED_SHARE = 0.05
-"""Share of this process's available memory that is kept free if this is less than ``_UNTOUCHED`` bytes, as on small
-machines and in small containers."""
+"""Share of this process's available memory that is kept free if this share is less than ``_UNTOUCHED`` bytes, as on
+small machines and in small containers."""
 
 
 class TargetModel:
@@ -174,12 +174,12 @@ class TargetModel:
 
     @property
     def num_unsteady(self) -> int:
-        """Maximum number of initial passes of a shape that are slower than its later passes."""
+        """Maximum number of first passes of a shape that are slower than later passes of this shape."""
         return 0 if self._recorder is None else NUM_UNSTEADY
 
     @property
     def typical_cost(self) -> RowCurve:
-        """Cost curve of passes that is assumed without a measurement, in arbitrary units."""
+        """Cost curve of passes, in arbitrary units, that is assumed if no measurement exists."""
         return RowCurve(CURVES[self.typical_curve])
 
     @property

@@ -3,8 +3,8 @@
 The loop decodes one sequence, for study or comparison. With the strategies ``adaptive`` and ``tree``,
 :class:`~speculant_verifier.decoder.SpeculativeDecoder` also drafts from the sequence itself.
 
-Published descriptions of NASD differ by one token in some places. These storages follow the paper's tables and
-examples:
+In published descriptions of NASD, the lengths of some contexts differ by one token. These storages follow the paper's
+tables and examples:
 
 - An n-gram is a context of n - 1 tokens and its successor, so with n = 2 the context is one token.
   :class:`NGramStorage` has tables for the orders 2 to n; contexts in ``counts[order]`` have order - 1 tokens. (If the
@@ -12,7 +12,8 @@ examples:
 - ``update`` learns contexts of n - 1 tokens, the length that ``initialize`` and ``next_token`` use. (With contexts of n
   tokens, ``update`` would not learn the first token after a prompt of n - 1 tokens.)
 - The context is always the *last* tokens of a sequence. ``next_token`` returns tensors of shape ``[batch, 1]``.
-- A successor replaces the top token only when its count is higher; if both counts are equal, the top token stays.
+- A token replaces a context's most frequent successor only when its count is higher; if both counts are equal, the
+  earlier successor stays.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class INgramStorage(ABC):
 
     @abstractmethod
     def update(self, input_ids: Tensor, next_tokens: Tensor) -> None:
-        """For each row, count each of the next tokens once as a successor of the row's context.
+        """For each row, count each alternative for its next token once as a successor of the row's context.
 
         Args:
             input_ids: contexts, integers ``[batch, length]``.
@@ -100,8 +101,8 @@ class NGramStorage(INgramStorage):
         Args:
             n: number of tokens of the longest n-gram: its context and one successor.
             vocab_size: size of the model's vocabulary, from which tokens after unknown contexts are drawn at random.
-            max_contexts: maximum number of stored contexts, about 450 bytes each; when it is exceeded, the order with
-                the most contexts drops its least recently learned ones.
+            max_contexts: maximum number of stored contexts, about 450 bytes each; beyond it, the n-gram order with the
+                most contexts loses its least recently learned contexts.
 
         Raises:
             ConfigError: n is not an integer of at least 2, or another argument is not an integer of at least 1.
@@ -246,9 +247,9 @@ def ngram_assisted_speculative_generate(
 
     Decoding is lossless: with a greedy processor the tokens equal the target's, and with a sampling processor they have
     the target's distribution. The target samples one token at every position, given the exact prefix. A drafted token
-    is accepted if it equals the target's token; after a mismatch, the target's token is emitted. (NASD as usually
-    written samples again after a mismatch. Sampling again favours drafted tokens: a token of probability p is emitted
-    with probability ``p + (1 - p) p``.)
+    is accepted if it equals the target's token; after a mismatch, the target's token is emitted. (Most published
+    versions of NASD sample again after a mismatch. Sampling again favours drafted tokens: a drafted token of target
+    probability p is emitted with probability ``p + (1 - p) p``.)
 
     The storage learns the prompt, then every emitted token and the target's most probable tokens at the same position.
     A storage that is passed to another call keeps the n-grams that it has learned.
@@ -257,18 +258,19 @@ def ngram_assisted_speculative_generate(
         inputs: the prompt's token ids.
         ngramstorage: the storage for drafts: :class:`NGramStorage` or a custom one.
         target: a causal model in evaluation mode.
-        tokenizer: converts tokens to text for ``debug``; not used otherwise.
+        tokenizer: tokenizer that converts tokens to text for ``debug``; not used otherwise.
         gamma: maximum number of drafted tokens per pass.
         filler_top_k: number of the target's most probable tokens learned at every position; with 1 or less, only
             emitted tokens are learned.
-        logits_processor: chooses the target's token: one of the two classes here, or another class with the same two
-            methods.
+        logits_processor: object that chooses the target's token: a :class:`GreedyProcessor`, a
+            :class:`MultinomialProcessor`, or an object with the same two methods.
         max_gen_len: maximum number of tokens to generate; generation also ends where the target's context ends.
         eos_tokens_id: the end token or end tokens.
-        pad_token_id: fills the buffer after the sequence; it is never read.
+        pad_token_id: token that fills the unused part of the buffer; it is never read.
         use_cache: keep a KV cache between passes, which requires that all layers are attention layers; otherwise each
             pass recomputes the whole sequence.
-        first_target: run the first pass without a draft, and learn only its token, not the target's other top tokens.
+        first_target: run the first pass without a draft, and learn only the token that this pass emits, not the
+            target's other top tokens.
         stop_if_unknown: end a draft at an unknown context; otherwise the storage drafts a random token.
         debug: write the drafted and accepted tokens of every pass to standard error.
 

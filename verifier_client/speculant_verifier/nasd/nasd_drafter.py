@@ -1,9 +1,9 @@
 """The strategy ``nasd``: drafts from n-grams of a tenant's sequences, counted during decoding.
 
-This module implements NASD for the engine, with batches and any verification rule. The paper's decoding loop is in
-:mod:`speculant_verifier.nasd.generation`. The drafter and the paper's loop both count n-grams while a sequence grows.
-Dictionaries map contexts to their most frequent successors, so learning and drafting take a few microseconds per token.
-The counts are not thread-safe.
+This module implements NASD for the engine, and supports batches and any verification rule. The paper's decoding loop is
+in :mod:`speculant_verifier.nasd.generation`. The drafter and the paper's loop both count n-grams while a sequence
+grows. Dictionaries map contexts to their most frequent successors, so learning and drafting take a few microseconds per
+token. The counts are not thread-safe.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class NGramCounts:
         Args:
             n: number of tokens of the longest n-gram, including the successor; at least 2.
             shortest_context: number of tokens of the shortest context, at most n - 1.
-            max_contexts: maximum number of stored contexts, at least 1; when it is exceeded, the order with the most
-                contexts drops its least recently learned ones.
+            max_contexts: maximum number of stored contexts, at least 1; beyond it, the n-gram order with the most
+                contexts loses its least recently learned contexts.
         """
         self.n, self.max_contexts = n, max_contexts
         self._shortest = shortest_context
@@ -100,7 +100,7 @@ class NGramCounts:
 
 
 def longest_successor(end: Context, *tables: NGramCounts) -> TokenId | None:
-    """Return the most frequent successor of a context's longest suffix in any table; None if no table has a suffix."""
+    """Return the most frequent successor of the context's longest suffix that a table has; None if there is none."""
     for length in range(len(end), 0, -1):
         key = end[-length:]
         for table in tables:
@@ -131,7 +131,7 @@ class _Sequence:
     draft_id: int = 0
     """Id of the sequence's latest draft."""
     filler_top_k: int = 0
-    """Number of the target's most probable tokens to learn at the latest draft's positions."""
+    """Number of the target's most probable tokens to learn at each position of the latest draft."""
 
     @property
     def tables(self) -> tuple[NGramCounts, ...]:
@@ -140,7 +140,7 @@ class _Sequence:
 
 
 class NasdDrafter:
-    """Drafts chains of the most frequent successors. All learning sequences of a tenant share counts."""
+    """Drafts chains of the most frequent successors. Sequences of one tenant share counts if they may be learned."""
 
     def __init__(self, config: DraftConfig | None = None, vocabulary_size: int = 0) -> None:
         """Start without sequences.

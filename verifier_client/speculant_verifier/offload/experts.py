@@ -6,9 +6,9 @@ next layer needs by applying that layer's router to the present layer's input. H
 layer, so most guesses are right. If many guesses are wrong, fewer experts are prefetched. A prefetch is cancelled if
 its guess was wrong and its read has not begun.
 
-If a pass needs at least half of a layer's experts, it prefetches as many experts of the next layer, on any device. The
-next layer will need about that number. The experts to evict are chosen at random: passes visit the layers in order, so
-LRU would evict the expert that is needed next.
+A pass that needs at least half of a layer's experts also prefetches the same number of experts of the next layer, on
+any device. Successive layers probably need similar numbers of experts. The experts to evict are chosen at random:
+passes visit the layers in order, so LRU would evict the expert that is needed next.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from speculant_verifier.offload.host_memory import HostMemory
 from speculant_verifier.offload.weight_files import PinnedWeights, StoredTensor, WeightReader, new_space, type_in_memory
 
 _MOST = 0.5
-"""Share of a layer's experts from which a pass prefetches on any device. A pass that needs at least this share reads as
-many experts of the next layer before that layer's router chooses."""
+"""Least share of a layer's experts at which a pass prefetches on any device, not only on a CPU. A pass that needs at
+least this share starts to read the same number of experts of the next layer before that layer's router chooses."""
 
 _MEMORY = 0.95
-"""Factor by which the running average of right guesses decays at each layer."""
+"""Factor by which the running average of the share of right guesses decays at each layer."""
 _LEAST_SHARE, _TRIED = 0.75, 16
-"""If fewer guesses than this share are right, the pool guesses only every ``_TRIED`` layers, to detect a change."""
+"""If the share of right guesses is below this value, the pool guesses only at every ``_TRIED``-th layer, to detect a
+change."""
 
 _Expert = tuple[int, int]
 """An expert, as layer index and expert index within the layer."""
@@ -93,7 +94,7 @@ class ExpertPool:
             )
 
     def resize(self, num_slots: int) -> None:
-        """Change the number of slots, only between passes, and free the memory of unused slots."""
+        """Between passes, change the number of slots and free the memory of unused slots."""
         was_dirty, self._is_dirty = self._is_dirty, True
         self._give_up(())
         for _, parts in self._leaving:

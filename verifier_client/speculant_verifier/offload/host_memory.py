@@ -3,7 +3,7 @@
 The most frequently used weights are in host memory and are copied to the device on demand. All other weights are read
 from the disk directly to the device. A weight enters host memory only if it is used more often than the least used
 weight there. Weights that every pass uses in turn, such as the layers of a dense model, therefore do not evict each
-other. With LRU, they would.
+other, as they would with LRU eviction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from speculant_verifier.offload.weight_files import StoredTensor, WeightReader
 
 _Pairs = Sequence[tuple[StoredTensor, Tensor]]
 _HALVED_EVERY = 4096
-"""All use counts are halved after this number of uses, so that old uses lose weight."""
+"""All use counts are halved after this number of uses, so that old uses count less."""
 
 
 class Copier(Protocol):
@@ -159,7 +159,7 @@ class HostMemory:
             self._uses = Counter({each: count // 2 for each, count in self._uses.items() if count > 1})
 
     def _space_for(self, pairs: _Pairs) -> _Unit | None:
-        """Return host memory for a unit, either free or taken from a less used unit; None if there is neither."""
+        """Return host memory for a unit: free memory, or that of a less used unit; None if neither is available."""
         needed = _size([tensor for _, tensor in pairs])
         if needed <= self._left:
             try:

@@ -33,8 +33,8 @@ class LayerStream:
     """Keeps as many layers as possible resident, each in its own slab of memory, and streams the others.
 
     Streamed layers are fetched cyclically, in the order of the forward pass, into two slabs. Once a streamed layer is
-    computed, its slab receives the next streamed layer. At the end of a pass, the slabs receive the first layers for
-    the next pass. A pass allocates no memory for weights.
+    computed, its slab receives the next streamed layer. At the end of a pass, the slabs receive the first streamed
+    layers for the next pass. A pass allocates no memory for weights.
     """
 
     num_wanted = num_found = 0
@@ -159,7 +159,7 @@ class Offload:
 
         Args:
             model: the model, without its streamed weights.
-            plan: the placement of its weights.
+            plan: placement of the model's weights.
             folder: temporary folder for weights that could not be read in the checkpoint's format; :meth:`close`
                 removes it.
         """
@@ -206,7 +206,7 @@ class Offload:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weights read since the model was loaded."""
+        """Bytes of weights read so far, from the disk or, if it has all streamed weights, from host memory."""
         return self._source.num_bytes
 
     @property
@@ -220,12 +220,12 @@ class Offload:
         return self._stream.num_found
 
     def resize(self, num_slots: int) -> None:
-        """Change, between passes, how many layers or experts are in memory; at most the planned number."""
+        """Between passes, set the number of layers or experts in memory, which is at most the planned number."""
         self._stream.resize(num_slots)
         self.num_slots = num_slots
 
     def reduce(self) -> int | None:
-        """Drop a quarter of the optional units from memory; return the freed bytes, or None if nothing can be freed."""
+        """Free a quarter of the planned slots above the minimum; return the freed bytes, None if none can be freed."""
         before, least = self.num_slots, self.plan.least_slots
         if before <= least or not self._stream.gives_back:
             return None
@@ -252,7 +252,7 @@ def copier_of(device: torch.device) -> PinnedWeights | None:
 
 
 def _router_of(block: nn.Module, experts: nn.Module) -> tuple[Tensor, Tensor | None] | None:
-    """Return the weight and bias of a block's expert router; None if no module has one row per expert."""
+    """Return the weight and bias of a block's expert router; None if no weight has one row per expert."""
     for each in block.children():
         weight = getattr(each, "weight", None)
         if isinstance(weight, Tensor) and weight.ndim == 2 and len(weight) == experts.num_experts:

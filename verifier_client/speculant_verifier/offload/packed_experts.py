@@ -77,7 +77,7 @@ class PackedExperts(nn.Module):
         Args:
             hidden_states: inputs, ``[n, hidden]``.
             router_indices: indices of the experts of every token, ``[n, k]``.
-            routing_weights: weights of these experts, ``[n, k]``.
+            routing_weights: weights of every token's experts, ``[n, k]``.
 
         Returns:
             The weighted sum for every token, ``[n, hidden]``.
@@ -100,7 +100,7 @@ class PackedExperts(nn.Module):
         return torch.cat(outputs)
 
     def _together(self, inputs: Tensor, experts: Tensor, counts: Sequence[int]) -> Tensor:
-        """Compute the experts' outputs in few operations, for GPUs: launching an operation outlasts running it."""
+        """Compute the experts' outputs in few operations: on a GPU, launching one takes longer than running it."""
         outputs, first = [], 0
         for start in range(0, len(counts), _TOGETHER):
             chunk, num_rows = experts[start : start + _TOGETHER], counts[start : start + _TOGETHER]
@@ -138,7 +138,7 @@ def decode(blocks: Tensor, scales: Tensor, into: Tensor) -> Tensor:
     Args:
         blocks: two values per byte, the low half first, ``[..., n, 16]``.
         scales: exponents with a bias of 127, ``[..., n]``.
-        into: receives the values, contiguous, ``[..., 32 n]``.
+        into: contiguous tensor that receives the values, ``[..., 32 n]``.
     """
     if into.device.type == "cpu" and into.dtype in (torch.float32, torch.bfloat16):
         numbers = into.view(torch.uint16) if into.dtype == torch.bfloat16 else into
@@ -152,7 +152,7 @@ def decode(blocks: Tensor, scales: Tensor, into: Tensor) -> Tensor:
 
 @cache
 def _tables(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return tables of the two values of each byte, ``[256, 2]``, and of the power of each scale, ``[256, 1]``."""
+    """Return tables of the two values of each byte, ``[256, 2]``, and the power of two of each scale, ``[256, 1]``."""
     numbers = torch.tensor(_NUMBERS, device=device)
     pairs = torch.stack([numbers.repeat(16), numbers.repeat_interleave(16)], dim=-1)
     return pairs, torch.exp2(torch.arange(256, device=device) - 127.0)[:, None]

@@ -25,8 +25,8 @@ from speculant_verifier.offload.packed_experts import has_kernels, is_packed, pa
 from speculant_verifier.sources import MODEL_SETTING
 
 _RESERVED, _RESERVED_WITH_EXPERTS = 0.23, 0.25
-"""Share of the memory budget that is reserved for the KV cache and for temporary memory of passes: in dense models, and
-in mixtures of experts."""
+"""Shares of the memory budget that are reserved for the KV cache and for temporary memory of passes: one for dense
+models, one for mixtures of experts."""
 _LEAST_GB = 0.1
 """Sizes below this number of gigabytes are shown in megabytes."""
 _KV_SHARE = 0.4
@@ -34,12 +34,13 @@ _KV_SHARE = 0.4
 _WIDEST = 256
 """Maximum number of nodes of a draft tree; larger trees have hardly ever helped."""
 _MOST_SLOTS = 4096
-"""Maximum number of experts in a pool: transformers counts their tokens with a float32 histogram, which is exact up to
-this number."""
+"""Maximum number of experts in a pool: transformers counts the tokens of each expert with a float32 histogram, which is
+exact up to this number of experts."""
 _NUM_SLABS = 2
 """Number of slabs for streamed layers: one layer is computed while the next is read."""
 _TOLERANCE = 1.05
-"""Memory counts as short only if use exceeds the budget by this factor, because passes vary in temporary memory."""
+"""Memory counts as short only if its use exceeds the budget by this factor, because the temporary memory of passes
+varies."""
 _CPU = torch.device("cpu")
 _UNKNOWN = 1 << 60
 """Number of free bytes that is assumed if the system does not report it."""
@@ -66,7 +67,8 @@ class Plan:
     num_slots: int
     """Number of units that fit into memory."""
     least_slots: int
-    """Minimum number of slots: two for layers (one is computed, one is read); for experts, as many as a layer has."""
+    """Minimum number of slots: two for layers (one is computed, one is read); for experts, the number of experts per
+    layer."""
     resident_bytes: int
     """Size of the weights that always stay in memory, in bytes."""
     kv_tokens: int
@@ -82,8 +84,8 @@ class Plan:
     num_chosen: int = 0
     """Number of experts that one token activates, over all layers; 0 if layers are streamed."""
     host_bytes: int | None = None
-    """Host memory for the streamed weights of a GPU, in bytes; all other streamed weights are read from the disk. None
-    if all streamed weights fit into host memory, or if there is no GPU."""
+    """Bytes of host memory for weights that are streamed to a GPU; all other streamed weights are read from the disk.
+    None if all streamed weights fit into host memory, or if there is no GPU."""
     is_packed: bool = False
     """Whether the streamed units are experts in MXFP4."""
 
@@ -158,8 +160,8 @@ def plan_for(
         may_stream: whether weights may be streamed in every pass.
 
     Raises:
-        ConfigError: the weights that must stay do not fit; streaming is needed but not allowed; or a host budget is set
-            although the model runs on the CPU.
+        ConfigError: the weights that must stay in memory do not fit; streaming is needed but not allowed; or a host
+            budget is set although the model runs on the CPU.
     """
     if device.type == "cpu" and verifier.host_budget:
         raise ConfigError(
@@ -325,7 +327,7 @@ def _kv_bytes(model: PreTrainedModel, dtype: torch.dtype) -> int:
 
 
 def _most_nodes(model: PreTrainedModel, num_bytes: int, num_tokens: int) -> int:
-    """Return how many nodes a row's tree may have if its logits, stored in two dtypes, may take ``num_bytes``."""
+    """Return how many nodes a row's tree may have if its logits, in two dtypes, may take ``num_bytes`` bytes."""
     vocabulary_size = int(model.config.get_text_config().vocab_size)
     return max(1, min(_WIDEST, num_bytes // (8 * vocabulary_size) - 1, num_tokens // 4))
 

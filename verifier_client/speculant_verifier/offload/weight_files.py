@@ -29,7 +29,7 @@ from speculant_verifier.sources import MODEL_SETTING
 _CHUNK = 4 << 20
 _ALIGNED = 4096
 _MEASURED = 1 << 26
-"""Bytes per read when the reading speed is measured."""
+"""Number of bytes per read in the measurement of the reading speed."""
 _DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
@@ -93,7 +93,7 @@ def require_same(name: str, stored: StoredTensor, expected: Tensor) -> None:
     """Reject a weight that contradicts the model's configuration.
 
     Raises:
-        ConfigError: the shapes differ, or the weight is packed only in the file or only by the configuration.
+        ConfigError: the shapes differ, or the file and the configuration disagree on whether the weight is packed.
     """
     of_file, wanted = ((tuple(each.shape), each.dtype.is_floating_point) for each in (stored, expected))
     if of_file != wanted:
@@ -239,8 +239,9 @@ class WeightReader:
 class PinnedWeights:
     """Copies weights from host memory to tensors of a GPU, on a separate stream.
 
-    A copy begins only after all GPU work enqueued earlier, so it never overwrites tensors in use. GPU work enqueued
-    after :meth:`wait` begins only when the copy has ended. The CPU never waits for a copy.
+    A copy begins only when all GPU work that was enqueued earlier has ended, so it never overwrites tensors in use. GPU
+    work that is enqueued after a call of :meth:`wait` begins only when the copy has ended. The CPU never waits for a
+    copy.
     """
 
     def __init__(self, device: torch.device) -> None:

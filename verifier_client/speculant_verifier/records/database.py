@@ -25,8 +25,8 @@ from speculant_verifier.records.record import RequestRecord
 DATABASE = "records.sqlite"
 """Name of the database file in the records folder."""
 REPLAY = 400
-"""Number of replay requests kept per tenant. A training epoch uses fewer replay requests than this, even with hundreds
-of failures."""
+"""Number of replay requests kept per tenant. A training epoch uses fewer replay requests than this number, even with
+hundreds of failures."""
 MAX_WAITING = 4_000_000
 """Maximum number of values, such as token ids, queued in memory while the disk is slow; each takes about 40 bytes.
 If the queue is full, further requests are lost."""
@@ -82,7 +82,7 @@ def replay_of(folder: str | Path, tenant: str | None, count: int) -> list[Reques
     Args:
         folder: the verifier's folder of records.
         tenant: tenant whose requests are sampled; None: all tenants together.
-        count: maximum number of requests to return; the sample is uniform if this is at most :data:`REPLAY`.
+        count: maximum number of requests to return; the sample is uniform if this maximum is at most :data:`REPLAY`.
 
     Raises:
         ConfigError: the file can't be read.
@@ -164,8 +164,8 @@ class RecordWriter:
     """Writes finished requests to the database of a folder, in a background thread.
 
     The writer is thread-safe, and several processes may use one folder. If the process crashes, the requests since the
-    last write are lost. After construction, no method raises an error. Requests that can't be written are counted, and
-    only one warning is logged until writing works again.
+    last write are lost. Only the constructor raises errors. Requests that can't be written are counted, and only one
+    warning is logged until writing works again.
     """
 
     def __init__(self, config: RecordConfig, *, num_replay: int = REPLAY, flush_s: float = 1.0) -> None:
@@ -208,7 +208,7 @@ class RecordWriter:
         self.close()
 
     def record(self, record: RequestRecord) -> None:
-        """Queue a record without disk access. After :meth:`close` the record counts as lost."""
+        """Queue a record without disk access. Records that arrive after :meth:`close` count as lost."""
         size = len(record.prompt) + sum(4 + 2 * len(row) for row in record.top_token_ids)
         with self._lock:
             is_lost = self._closing.is_set() or (self._waiting and self._num_waiting + size > MAX_WAITING)
@@ -249,7 +249,7 @@ class RecordWriter:
                 self.statistics.tenants.update(tenant for tenant, _ in kept)
 
     def close(self) -> None:
-        """Write queued records and stop the thread. A second call does nothing."""
+        """Write queued records and stop the thread. A second call of this method does nothing."""
         with self._lock:
             self._closing.set()
         self._worker.join()

@@ -15,8 +15,8 @@ from speculant_graph.types import Draft, TokenId
 from speculant_verifier.rules.draft_target import children_of
 
 _DECIMALS = 5
-"""Number of stored decimals of log-probabilities. It is finer than a model's rounding errors, and takes half as much
-JSON as all decimals."""
+"""Number of stored decimals of log-probabilities. Values with this number of decimals are finer than a model's rounding
+errors, and halve the size of the JSON text."""
 Recorded = Annotated[TokenId, Field(ge=0)]
 """A token id."""
 
@@ -70,13 +70,14 @@ class RequestRecord:
     num_passes: int
     """Number of target passes after the prompt."""
     pass_s: float
-    """Mean duration of the target passes after the prompt, in seconds; 0 without a pass. All requests of a batch share
-    its passes."""
+    """Mean duration of the target passes after the prompt, in seconds; 0 if there was no pass. All requests of a batch
+    share its passes."""
     is_failure: bool
     """Whether the accepted share of the positions with drafted tokens is below ``record.threshold``."""
     reservoir_key: float
-    """Random number in [0, 1). Of each tenant's requests that are not failures, replay keeps the ones with the smallest
-    keys. Replay is therefore a uniform sample of the requests that are not failures, whatever the order of writes."""
+    """Random number in [0, 1) that decides whether replay keeps the request. Of each tenant's requests that are not
+    failures, replay keeps the ones with the smallest keys. Replay is therefore a uniform sample of the requests that
+    are not failures, whatever the order of writes."""
     document: str = ""
     """Name of the document to which the prompt belongs, as given by the caller; empty if unknown."""
     confidences: tuple[tuple[float, ...], ...] = ()
@@ -87,7 +88,7 @@ class RequestRecord:
 
     @property
     def largest_id(self) -> TokenId:
-        """The largest token id in prompt, output and top tokens; -1 without tokens."""
+        """The largest token id in prompt, output and top tokens; -1 if there are no tokens."""
         return max(chain(self.prompt, self.output, *self.top_token_ids), default=-1)
 
     @property
@@ -97,7 +98,7 @@ class RequestRecord:
 
     @property
     def acceptance(self) -> float | None:
-        """Share of the positions with drafted tokens where one was accepted; None if nothing was drafted."""
+        """Of the positions with drafted tokens, the share with an accepted token; None if nothing was drafted."""
         num_tried = sum(map(bool, self.drafted))
         return sum(self.accepted) / num_tried if num_tried else None
 
@@ -134,8 +135,8 @@ class Trace:
     top: list[NDArray[np.float64]] = field(default_factory=list)
     """For each step, the target's top tokens followed by their log-probabilities, shape ``[positions, 2 * k]``."""
     nodes: Sequence[int] = ()
-    """For each position of the latest step, the node before it: 0 for the draft's root, j + 1 for draft node j. The
-    sequence is empty once the step's top tokens are added."""
+    """For each position of the latest step, the node before it: 0 for the draft's root, j + 1 for draft node j.
+    ``nodes`` is empty once the step's top tokens are recorded."""
 
     def add(self, draft: Draft, path: Sequence[int], num_tokens: int) -> None:
         """Record the data of every position that a step emitted.
@@ -179,7 +180,7 @@ class Trace:
 
 
 def _confidences(draft: Draft, node: int, children: Sequence[int]) -> tuple[float, ...]:
-    """Return the drafter's probabilities of the children of ``node`` (0 is the root); empty if it gives none."""
+    """Return the drafter's probabilities of the children of ``node`` (0: root); empty if the drafter gives none."""
     if draft.path_probabilities:
         above = draft.path_probabilities[node - 1] if node else 1.0
         return tuple(min(1.0, draft.path_probabilities[each] / above) if above else 0.0 for each in children)

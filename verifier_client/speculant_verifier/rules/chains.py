@@ -11,8 +11,8 @@ with mass ``s[i]``. Length i is accepted with probability ``s[i] / (s[i] + 1 - a
 probability ``a[i]``. The rule takes the longest accepted length i, and samples the next token from the residual after i
 tokens. *Block* tests every length, because a longer length may be accepted after a shorter one was rejected.
 
-The proofs require that the draft length does not depend on a token that was cut off. A drafter must therefore decide to
-stop before it samples the next token, or after a token that it keeps.
+The proofs that *token* and *block* are lossless require that the draft length does not depend on a token that was cut
+off. A drafter must therefore decide to stop before it samples the next token, or after a token that it keeps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def token(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
     Args:
         draft: a chain. A tree is verified with *follow* instead, because its first path may not be in sampling order.
         target: the model.
-        uniforms: one number per tested token, then one for the target's token.
+        uniforms: stream of random numbers in [0, 1): one per tested token, then one for the target's token.
 
     Returns:
         The accepted part of the draft, and one more token from the target.
@@ -92,7 +92,8 @@ def block(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict
     Args:
         draft: a chain. A tree is verified with *follow* instead, because its first path may not be in sampling order.
         target: the model.
-        uniforms: one number per length above 0 that can be accepted, shortest first, then one for the target's token.
+        uniforms: stream of random numbers in [0, 1): one per length above 0 that can be accepted, shortest first, then
+            one for the target's token.
 
     Returns:
         The accepted part of the draft, and one more token from the target.

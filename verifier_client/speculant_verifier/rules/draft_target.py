@@ -46,8 +46,8 @@ class TargetDistribution(Protocol):
         Args:
             number: random number in [0, 1).
             token_ids: distinct tokens with explicit weights, shape ``[s]``.
-            weights: their weights, not negative, shape ``[s]``.
-            scale: every other token has the weight ``scale`` times p.
+            weights: weights of ``token_ids``, not negative, shape ``[s]``.
+            scale: factor for tokens without an explicit weight: their weight is ``scale`` times p.
 
         Raises:
             GenerationError: p is not finite, or no token has a weight.
@@ -153,7 +153,7 @@ def sample_residual(
         number: random number in [0, 1).
         drawn: the rejected token and its q.
         weights: residual weights of the support, shape ``[s]``.
-        scale: every other token has the weight ``scale`` times p.
+        scale: factor for tokens without an explicit weight: their weight is ``scale`` times p.
         mass: sum of all weights. The mass is 0 only if p equals q and rounding rejected the token. If the mass is 0,
             the result is sampled from p without the rejected token, or from p if there is no other token.
     """

@@ -3,11 +3,11 @@
 The noise in the target's choice depends only on seed, position and token. The draft therefore never changes the output,
 only the number of tokens per pass. Greedy decoding is the special case of *follow* without noise.
 
-*NASD* is the matching rule of n-gram assisted speculative decoding. At each position, *NASD* compares only the draft's
-first token, which is the most probable. After a mismatch, the paper samples again, which is biased. In the paper, a
-drafted token of probability p is therefore emitted with probability ``p + (1 - p) p``, for example .75 instead of .5.
-This implementation of *NASD* emits the target's choice after a mismatch. The output therefore equals that of *follow*,
-which also compares the other branches.
+*NASD* is the matching rule of n-gram assisted speculative decoding. At each position, *NASD* compares the target's
+choice only with the draft's first token, which is the most probable. After a mismatch, the paper's rule samples again,
+which biases the output. In the paper, a drafted token of probability p is therefore emitted with probability ``p + (1 -
+p) p``, for example .75 instead of .5. This implementation of *NASD* emits the target's choice after a mismatch. The
+output therefore equals that of *follow*, which also compares the other branches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def follow(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdic
         uniforms: not used.
 
     Returns:
-        The accepted path, and the emitted tokens, whose number always exceeds that of the accepted nodes by one.
+        The accepted path, and the emitted tokens: the accepted ones, and one more from the target.
     """
     del uniforms
     children: dict[tuple[int, int], int] = {}
@@ -50,7 +50,7 @@ def nasd(draft: Draft, target: DraftTarget, uniforms: UniformStream) -> Verdict:
         uniforms: not used.
 
     Returns:
-        The accepted path, and the emitted tokens, whose number always exceeds that of the accepted nodes by one.
+        The accepted path, and the emitted tokens: the accepted ones, and one more from the target.
     """
     del uniforms
     first_children: dict[int, int] = {}

@@ -31,10 +31,10 @@ class TeacherForcedTarget:
         """Set the choices.
 
         Args:
-            token_ids: the choices that remain.
+            token_ids: the given tokens that are not emitted yet.
             depths: depth of every node, the root first.
-            target: the model, which still computes each choice, and chooses freely after the last given token; None for
-                no model.
+            target: the model, which computes a choice at every position; its choices count only after the last given
+                token; None for no model.
         """
         self._token_ids, self._depths, self._target = token_ids, depths, target
 

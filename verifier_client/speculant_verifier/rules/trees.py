@@ -62,11 +62,11 @@ def _walk(draft: Draft, target: DraftTarget, uniforms: UniformStream, next_propo
     """Accept one child per node, until a node has no children or all of them are rejected.
 
     Args:
-        draft: a tree in which the children of a node are in sampling order, all with the q of the first sample. Drafts
-            without proposals, and children without a common q, are verified with *follow* instead.
+        draft: a tree in which the children of a node are in sampling order, all with the q from which the first child
+            was sampled. Drafts without proposals, and children without a common q, are verified with *follow* instead.
         target: the model.
-        uniforms: one number per tested child, and one for the target's token.
-        next_proposal: updates q after a rejection. Children of probability 0 under the new q are skipped.
+        uniforms: stream of random numbers in [0, 1): one per tested child, and one for the target's token.
+        next_proposal: function that updates q after a rejection. Children of probability 0 under the new q are skipped.
 
     Returns:
         The accepted path, and one more token from the target.
@@ -125,7 +125,7 @@ def _choose(
 
 
 def _drawn_from_the_same(draft: Draft, siblings: Sequence[int]) -> list[Drawn] | None:
-    """Return one distribution per child of a node; None if they are unknown or not all equal."""
+    """Return every child with its q; None if a child has no q, or if the q of two children differ."""
     first = drawn_from(draft, siblings[0])
     if first is None:
         return None

@@ -71,8 +71,8 @@ class Distribution:
         Args:
             number: random number in [0, 1).
             token_ids: distinct tokens with their own weights, shape ``[s]``.
-            weights: their weights, not negative, shape ``[s]``.
-            scale: every other token has the weight ``scale`` times its probability.
+            weights: weights of ``token_ids``, not negative, shape ``[s]``.
+            scale: factor for tokens outside ``token_ids``: their weight is ``scale`` times their probability.
         """
         ids, all_weights = self.token_ids, self.probabilities * scale
         if ids is None:
@@ -121,7 +121,7 @@ def top_tokens(logits: Tensor, count: int) -> Tensor:
 
     The top tokens of a row are always in the blocks of logits with the largest maxima. One pass over all logits finds
     the blocks with the largest maxima, and the remaining work reads few numbers. Over 201,088 logits on a CPU, this
-    method takes a third of the time of ``topk``, about as long as a copy.
+    method takes a third of the time of ``topk``, about as long as copying the logits.
 
     Args:
         logits: shape ``[..., V]``, any device and float dtype.

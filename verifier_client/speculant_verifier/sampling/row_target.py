@@ -69,7 +69,7 @@ class RowTarget:
         """Return the model's token at a position, chosen with the random numbers of that position.
 
         Raises:
-            GenerationError: the logits are not numbers, or the request's settings leave no token.
+            GenerationError: the logits contain NaN or +inf, or the request's settings forbid all tokens.
         """
         if position not in self._choices:
             self._choices[position] = self._choice_after(position)
@@ -82,7 +82,7 @@ class RowTarget:
         """Return the model's distribution at a position.
 
         Raises:
-            GenerationError: the logits are not numbers, or the request's settings leave no token.
+            GenerationError: the logits contain NaN or +inf, or the request's settings forbid all tokens.
         """
         if position not in self._distributions:
             self._distributions[position] = self._new_distribution(position)
@@ -183,7 +183,8 @@ def targets_of(logits: Tensor, rows: Sequence[RowContext]) -> list[RowTarget]:
     """Return a :class:`RowTarget` for every row of a pass.
 
     Args:
-        logits: shape ``[n, T, V]``, any float dtype and device; on a CPU, no token is chosen yet.
+        logits: shape ``[n, T, V]``, any float dtype and device; if it is a CPU, tokens are chosen later, when a rule
+            reads them.
         rows: context of every row, in the same order.
     """
     on_cpu = logits.device.type == "cpu"
@@ -197,8 +198,8 @@ def choices_at_once(logits: Tensor, rows: Sequence[RowContext]) -> list[Sequence
     """Choose tokens for all nodes, with one device transfer for all greedy rows and one for each sampled row.
 
     Returns:
-        For each row and node, a token and a number that is finite if the token is valid. A row is empty if its tokens
-        must be chosen one by one.
+        For each row and node, a token and a number that is finite if the token is valid. The entry of a row is empty if
+        its tokens must be chosen one by one.
     """
     chosen: list[Sequence[tuple[TokenId, float]]] = [()] * len(rows)
     greedy = [index for index, row in enumerate(rows) if row.sampler.is_plain_greedy]

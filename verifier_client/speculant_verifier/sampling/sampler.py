@@ -1,7 +1,7 @@
 """Sampling of one request: validated settings, random streams and logits processors.
 
-The logits processors run in the same order as in transformers. All but the count penalties are transformers' own
-classes.
+The logits processors run in the same order as in transformers. All processors except the count penalties are classes of
+transformers.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def processors_of(
         config: the request's settings.
         prompt_length: number of tokens in the prompt.
         end_token_ids: tokens that end this request's text (:func:`end_token_ids_of`).
-        vocabulary_size: size of the model's logits.
+        vocabulary_size: number of the model's logits per position.
         device: device of the logits.
 
     Raises:
@@ -174,8 +174,8 @@ class Sampler:
         self.config = config
         self.constraint = constraint
         self.can_choose_first = all(type(each) in _TOKENWISE for each in processors)
-        """Whether choosing without the constraint gives the same token as choosing with it, provided that this token is
-        allowed."""
+        """Whether a token that is chosen without the constraint, and that the constraint allows, is also the token
+        chosen with the constraint."""
         self.processors = processors
         self.seed = config.seed
         self.is_greedy = config.temperature == 0.0
@@ -190,12 +190,13 @@ class Sampler:
     def scores(self, logits: Tensor, prefix_ids: Sequence[TokenId] | Tensor) -> Tensor:
         """Apply the processors.
 
-        Stateful processors see every position once and in order if the caller requests the scores in this way.
+        Stateful processors see the positions exactly as often, and in the same order, as the caller requests their
+        scores.
 
         Args:
             logits: shape ``[V]``, any float dtype.
-            prefix_ids: exactly the tokens before this position; int64 ``[L]`` if it is a tensor. These tokens are used
-                only if ``needs_prefix`` is True.
+            prefix_ids: all tokens before this position, used only if ``needs_prefix`` is True; a tensor must be int64
+                ``[L]``.
 
         Returns:
             Scores, float32 ``[V]``.
@@ -245,7 +246,7 @@ def _is_context_free(processor: LogitsProcessor) -> bool:
 
 
 def _is_over(processor: MinNewTokensLengthLogitsProcessor, prefix: Tensor) -> bool:
-    """Return whether the processor no longer changes scores and can be skipped; it is the slowest of all."""
+    """Return whether the minimum length is reached; its processor, the slowest of all, can then be skipped."""
     return prefix.shape[-1] - processor.prompt_length_to_skip >= processor.min_new_tokens
 
 

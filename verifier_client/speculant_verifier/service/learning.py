@@ -25,7 +25,7 @@ _STOP_WAIT_S = 3.0
 
 
 def output_of(records: Path, draft_model: DraftModelConfig) -> Path:
-    """Return the path at which the adapters of a draft model that is trained on a records folder are published."""
+    """Return the path at which training on a records folder publishes the adapters of a draft model."""
     return records / "adapters" / PurePath(draft_model.name).name
 
 

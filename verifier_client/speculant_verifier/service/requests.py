@@ -121,7 +121,7 @@ def context_problem(
 
     Args:
         num_prompt_tokens: length of the prompt.
-        max_tokens: the client's limit of new tokens. The server's own limit never causes an error, because output
+        max_tokens: the client's limit for new tokens. The server's own limit never causes an error, because output
             simply ends at the end of the context.
         max_length: the model's context for prompt and output, in tokens.
         field: name of the limit in the client's request.
@@ -179,7 +179,7 @@ async def paced_events_of(
         shared_length: number of tokens at the start of every prompt that later prompts will probably share.
 
     Yields:
-        Decoding events; also None, once when the request is admitted, and after every pause.
+        Decoding events, and None when the request is admitted and after every pause.
 
     Raises:
         SpeculantError: there is no capacity (raised before anything is yielded), or a sequence failed.

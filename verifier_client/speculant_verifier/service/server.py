@@ -201,7 +201,7 @@ class VerifierServer:
         return render_metrics(self._decoder, self._load, requests)
 
     async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer an HTTP request; while the model is loading, answer with an error that says so."""
+        """Answer an HTTP request; while the model is loading, refuse every path except ``/metrics``."""
         app = self._app
         if app is None and scope["path"] == "/metrics":
             app = PlainTextResponse(self._render_metrics(), media_type=METRICS_TYPE)

@@ -111,7 +111,7 @@ def parsed(kind: Any, payload: bytes) -> Any:
     """Parse bytes as a message of a protobuf class.
 
     Raises:
-        DraftRequestError: the bytes are not such a message.
+        DraftRequestError: the bytes are not a message of this class.
     """
     try:
         return kind.FromString(payload)
@@ -182,8 +182,8 @@ def generation_config(
     """Return the generation settings that a request asks for.
 
     Args:
-        sampling: how tokens are chosen.
-        speculation: how drafts are made and verified.
+        sampling: the request's options for choosing tokens.
+        speculation: the request's options for making and verifying drafts.
         defaults: the server's settings, for fields that the request omits. If the request omits the seed, the server
             draws one at random.
         end_token_ids: the model's end tokens.

@@ -2,8 +2,8 @@
 
 Rows of a pass are padded to one width, so one width is chosen for all (:class:`~speculant_graph.budget.StepBudget`). A
 node's acceptance probability is estimated from earlier drafts, either by its depth or by the drafter's probability. The
-drafter's probability is corrected by how often such predictions came true. If no draft pays off, the controller pauses
-and then makes a trial draft; the pause doubles after each failure.
+drafter's probability is corrected by how often the drafter's earlier predictions came true. If no draft pays off, the
+controller pauses and then makes a trial draft; the pause doubles after each trial that fails.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _LARGEST_PROBE = 2
 class AcceptanceHistory:
     """Records acceptance by depth and how often drafters' predictions came true; recent drafts count most.
 
-    For every depth, the history stores how often a node whose parent was accepted was accepted itself. At depths
-    without recent drafts, acceptance is assumed to be the same as at all other depths.
+    For every depth, the history stores the acceptance rate of nodes whose parent was accepted. At depths without recent
+    drafts, the overall acceptance rate is assumed.
     """
 
     __slots__ = ("_accepted", "_predicted", "_prior", "_reached", "_realised")
@@ -184,7 +184,8 @@ class DraftLengthController:
     def least_probability(self, limits: Sequence[int]) -> float:
         """Return the path probability below which no node of this step can pay off.
 
-        With several rows the result is 0, because a node costs nothing if another row makes the pass as wide.
+        With several rows the result is 0, because a node costs nothing if another row already needs the same pass
+        width.
         """
         return self._budget.prices(1, max(limits)).least_probability if len(limits) == 1 else 0.0
 

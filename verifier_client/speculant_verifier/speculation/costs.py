@@ -18,7 +18,7 @@ TOKENS = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of tokens per row for which a cost table has a measured or estimated time."""
 
 _FEWEST_KNOWN = 64
-"""Estimates are computed together for at least all passes up to this number of tokens per row."""
+"""The estimates for all passes up to at least this number of tokens per row are computed at once."""
 _Curve = tuple[int, NDArray[np.float64], NDArray[np.float64]]
 
 
@@ -42,13 +42,14 @@ class CostTable:
 
     For each number in :data:`TOKENS` that was not measured, the time follows the typical cost curve. The typical curve
     is scaled to meet both adjacent measured points or, beyond the last measured point, this point alone. Between the
-    numbers of tokens with a known time, and beyond the last one, times are linear. A pass never costs less than a pass
-    with fewer tokens. For a batch size between two measured sizes, the time is interpolated linearly. A batch size
-    outside the measured range costs as much as the nearest measured size with the same total number of tokens.
+    numbers of tokens with a known time, times are interpolated linearly; beyond the last number, they are extrapolated
+    linearly. A pass never costs less than a pass with fewer tokens. For a batch size between two measured sizes, the
+    time is interpolated linearly. A batch size outside the measured range costs as much as the nearest measured size
+    with the same total number of tokens.
     """
 
     points: tuple[CostPoint, ...]
-    """Passes and their durations, all distinct; every batch size has a pass over one token per row."""
+    """Passes and their durations; no pass is listed twice, and every batch size has a pass over one token per row."""
     context: Annotated[int, Field(ge=0)]
     """Number of tokens in every row's KV cache during the measurement."""
     typical: Literal["dense", "cpu-moe"] = "dense"
@@ -58,7 +59,7 @@ class CostTable:
         """Check that every batch size has a pass over one token per row.
 
         Raises:
-            ValueError: a batch has no such pass.
+            ValueError: a batch size has no pass over one token per row.
         """
         alone = {point.batch for point in self.points if point.tokens == 1}
         if not self.points or any(point.batch not in alone for point in self.points):
@@ -79,7 +80,7 @@ class CostTable:
 
     @property
     def fewest_widths(self) -> int:
-        """Number of widths of the batch size that has the fewest widths in the table."""
+        """Smallest number of widths that a batch size has in the table."""
         return min(sum(point.batch == batch for point in self.points) for batch in {each.batch for each in self.points})
 
     @cached_property
@@ -135,7 +136,7 @@ def _filled(
 
     Args:
         widths: measured numbers of tokens, ascending from 1.
-        times: times of the passes with these numbers, ascending.
+        times: times of the passes over ``widths`` tokens, ascending.
         typical: curve whose shape the estimates follow.
 
     Returns:

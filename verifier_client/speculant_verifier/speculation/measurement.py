@@ -68,7 +68,7 @@ def load_or_measure(
 
     Args:
         target: the model.
-        batches: numbers of rows; see :func:`measure_costs`.
+        batches: batch sizes, in rows; see :func:`measure_costs`.
         folder: folder to use instead of :func:`cache_folder`.
         most_nodes: maximum number of nodes of a draft; the pass that verifies such a draft is the widest, and is
             measured early.
@@ -137,12 +137,12 @@ def measure_costs(
 
     Every pass runs once and then repeatedly, interleaved with all others, so that noise affects all passes alike. The
     shortest time counts. If the time budget is short, the last batch sizes and the longest rows are omitted, and all
-    other passes run fewer times. The measured passes use random tokens, which activate as many experts of a mixture as
-    any text.
+    other passes run fewer times. The measured passes use random tokens, which activate about as many experts of a
+    mixture as real text does.
 
     Args:
         target: the model.
-        batches: numbers of rows, the most important first.
+        batches: batch sizes, in rows, the most important first.
         tokens: numbers of tokens per row; 1 is always measured.
         context: number of tokens in the cache of every row; None: :data:`CONTEXT`, or 0 for a slow model.
         budget_s: time budget, in seconds. The first two passes always run; a later pass starts only if it can end in
@@ -206,7 +206,7 @@ class _Measurement:
         return time.perf_counter() - self._started_s
 
     def may_run(self, point: _Point, *, is_urgent: bool) -> bool:
-        """Return whether a pass is one of the first two, or would end in time at the cost per token measured so far.
+        """Return whether a pass is one of the first two, or would end in time by the measured cost per token.
 
         Urgent passes may use the whole time budget.
         """
@@ -249,7 +249,7 @@ class _Measurement:
             logger.info("measuring the cost of passes: {} passes in {:.0f} s", self._num_passes, self._spent_s)
 
     def _predicted(self, wanted: list[_Point]) -> Iterator[CostPoint]:
-        """Yield other passes with times predicted from the measured reading speed, never below a measured time."""
+        """Yield passes that were not run, with times predicted from the reading speed, never below a measured time."""
         offload = self._target.offload
         if offload is None:
             return

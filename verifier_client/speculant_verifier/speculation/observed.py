@@ -2,7 +2,7 @@
 
 A cost table is measured only once, in a few seconds, and not at every width. After the measurement, contexts grow and
 the machine may have other work. The duration of every pass is therefore compared with its estimate. The difference
-corrects the estimates of this width and of nearby widths.
+corrects the estimates for the pass's width and for nearby widths.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from speculant_verifier.speculation.costs import CostTable
 _MEMORY = 0.95
 """Factor by which a pass's weight decays with every later pass of the same number of rows and tokens."""
 _MEASURED_WEIGHT, _ESTIMATED_WEIGHT = 12.0, 2.0
-"""Weights, in passes, of assuming the error of all widths for one width: for measured and for unmeasured widths."""
+"""Weights, in passes, of the mean error of all widths in the estimated error of one width: for measured and for
+unmeasured widths."""
 _LARGEST_ERROR = math.log(4.0)
 """Upper bound of one pass's logarithmic error, so that a pass that waited for other work counts little."""
 

@@ -15,7 +15,7 @@ from speculant_graph.errors import GenerationRequestError
 from speculant_graph.types import Draft, TokenId
 
 _MOST_FORCED = 2_048
-"""Maximum number of forced tokens per query, because computing longer runs in every step takes too long."""
+"""Maximum number of forced tokens per query, because computing more forced tokens in every step takes too long."""
 
 
 class Constraint:
@@ -33,7 +33,7 @@ class Constraint:
         Args:
             matcher: the matcher of the grammar.
             prompt_length: number of tokens before the output.
-            vocabulary_size: size of the model's logits.
+            vocabulary_size: number of the model's logits per position.
             end_token_ids: tokens that end the output; they are allowed when it is complete.
         """
         self._ends = end_token_ids

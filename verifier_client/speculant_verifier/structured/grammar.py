@@ -156,8 +156,8 @@ class Grammars:
 
         Args:
             form: the grammar, from :func:`form_of`.
-            prompt: if it ends with the start of an answer in the harmony format, the grammar constrains the final
-                message.
+            prompt: the prompt's tokens; if they end with the start of an answer in the harmony format, the grammar
+                constrains only the final message.
 
         Raises:
             GenerationRequestError: the grammar is invalid or too large, or the model has no end tokens.

@@ -141,7 +141,7 @@ def of_tokenizer(records: Sequence[RequestRecord], digest: str, vocabulary_size:
     """Return the records that use the draft model's tokenizer and only ids within its vocabulary.
 
     Raises:
-        ConfigError: there are no such records.
+        ConfigError: no record uses this tokenizer with ids within the vocabulary.
     """
     readable = [record for record in records if record.tokenizer == digest and record.largest_id < vocabulary_size]
     if not readable:

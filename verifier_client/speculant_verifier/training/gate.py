@@ -4,11 +4,11 @@ The draft model replays the same requests twice: with the present adapter, if an
 model does not run. Each step drafts as in the engine, accepts the draft tokens that match the target's recorded text,
 and adds one more token of this text. With a running target, the rule ``follow`` accepts the same tokens, so a replay
 has the same tokens per pass as the engine. A candidate must raise tokens per pass and must not lower tokens per second.
-Requests that were drafted well before the training must still be drafted well.
+On requests that were not failures, the candidate may lose at most the share :data:`MOST_LOSS` of the tokens per pass.
 
-The time of a replay is computed from its number of passes. A target pass takes as long as recorded, and a pass of the
-draft model is assumed to take a fixed share of that time. Two replays of one model therefore give the same figures, and
-any difference comes from the adapter.
+The time of a replay is computed from its passes. A target pass over one token takes the recorded time, and longer
+target passes take more by a typical cost curve. A pass of the draft model is assumed to take a fixed share of the mean
+recorded time. Two replays of one model therefore give the same figures, and any difference comes from the adapter.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ documents the confidence interval is too narrow."""
 FEWEST_REPLAY = 60
 """Required number of held-out requests that are not failures, to detect forgetting."""
 MOST_LOSS = 0.02
-"""Largest share of the tokens per pass that may be lost on requests that were not failures."""
+"""Largest allowed loss of tokens per pass on requests that were not failures, as a share."""
 MOST_REQUESTS = 100
 """Maximum number of failures to replay, and also of other requests to replay. More requests would take minutes, and
 hardly narrow the confidence interval."""
@@ -101,7 +101,7 @@ class Verdict:
 
     @property
     def replay_loss(self) -> float | None:
-        """Share of the tokens per pass that is lost on requests that were not failures; negative for a gain."""
+        """Loss of tokens per pass on requests that were not failures, as a share; negative for a gain."""
         return None if self.replay is None else -self.replay.gain / self.replay.tokens_per_pass_before
 
     def figures(self) -> dict[str, Any]:
@@ -148,14 +148,14 @@ def weights_of(
 
     Failures are requests for which the present adapter drafted badly. On failures alone, any other model would
     therefore look better, and on all other requests worse (regression to the mean). The mean over failures and other
-    requests is unbiased if each kind is weighted by its share of all requests. All failures are recorded, but only the
-    other requests with the smallest keys. The largest of the m recorded keys of other requests is therefore about m /
-    (m + 1) of their recorded share.
+    requests is unbiased if each kind is weighted by its share of all requests. All failures are recorded; of the other
+    requests, only the ones with the smallest keys are recorded. The largest key among m replayed requests that are not
+    failures is therefore about m / (m + 1) of the recorded share of these requests.
 
     Args:
         records: all held-out requests.
         failures: the replayed failures.
-        replay: the other replayed requests.
+        replay: the replayed requests that are not failures.
     """
     num_failures = sum(record.is_failure for record in records)
     largest, num_others = max(record.reservoir_key for record in replay), len(records) - num_failures
@@ -173,7 +173,7 @@ def compare(
 
     Args:
         records: at least one request.
-        runs: for each request, the passes and seconds before and after.
+        runs: for each request, the number of passes and the seconds, with the present adapter and with the candidate.
         weights: number of requests that each request represents; None: 1 for each.
     """
     weights = np.ones(len(records)) if weights is None else weights

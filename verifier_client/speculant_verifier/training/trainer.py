@@ -85,7 +85,7 @@ class TrainingResult:
     """The exception that Ctrl-C or SIGTERM raised, if it ended the training; otherwise None."""
     num_steps: int
     num_tokens: int
-    """Number of output positions trained on, counting repetitions."""
+    """Number of output positions used for training, counting repetitions."""
     before: Evaluation
     after: Evaluation
     """Evaluation of the state with the lowest held-out loss; equal to ``before`` if no state was better."""
@@ -116,7 +116,7 @@ def train_adapter(
         report: called with a line of text after every evaluation.
 
     Raises:
-        ConfigError: there are fewer than two requests, or the model does not support such an adapter.
+        ConfigError: there are fewer than two requests, or the model does not support the adapter.
     """
     started = time.monotonic()
     longest = min(LONGEST, model.config.get_text_config().max_position_embeddings)
@@ -321,7 +321,7 @@ def lora_config(model: PreTrainedModel, config: TrainConfig) -> LoraConfig:
     The adapter changes all linear layers and also the experts of mixtures, which are three-dimensional parameters
     instead of linear layers. By default, peft does not adapt gpt-oss's experts, which have most of the weights. With
     the demo's model pair (three epochs at 1e-2), adapting the experts at rank 8 raised held-out acceptance from 29 to
-    34 %. Without experts, acceptance fell to 28 % at rank 32.
+    34 %. Without adapted experts, acceptance fell to 28 % at rank 32.
     """
     experts = {".".join(name.split(".")[-2:]) for name, parameter in model.named_parameters() if parameter.ndim == 3}
     return LoraConfig(

@@ -44,7 +44,7 @@ class FoldJob:
 
     @classmethod
     def from_json(cls, text: str) -> FoldJob:
-        """Return the job from JSON."""
+        """Create the job that a JSON text describes."""
         fields = json.loads(text)
         return cls(
             fields["folder"], fields["num_documents"], Fingerprint(**fields["tokenizer"]), tuple(fields["older"])
@@ -85,7 +85,7 @@ class Fold:
     process: subprocess.Popen[bytes] | None = None
     is_cancelled: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Guards ``process`` and ``is_cancelled``."""
+    """Lock that guards ``process`` and ``is_cancelled``."""
 
     @property
     def folder(self) -> Path:

@@ -2,20 +2,24 @@
 
 1. New text is stored as rows of the tenant's database. Row ids only increase, so a range of ids identifies text
    permanently.
-2. If the rows exceed ``fold.young_tokens``, a fold turns the oldest half into one graph file (:mod:`.folding`).
-3. A graph file's name, ``FIRST-LAST.graph``, is the only record of the ids that it covers.
-4. A fold also merges existing files, newest first, while the next file has less than :data:`RATIO` times the tokens
-   merged so far. After n folds, about log8(n) + 1 files therefore remain. The ratio is as large as 8 because an
-   additional file costs more than a merge. Each additional file makes every draft of the tenant a sixth to a third
-   slower. Merging a million tokens takes half a second of an idle core, and happens only once. With a ratio of 8, a
-   token is written about seven times, and a tenant has three files. With a ratio of 2, a token is written three times,
-   and a tenant has six files. 5. If tokens or days are limited, no file grows beyond half of the limit (:data:`SHARE`),
-   because the oldest files are always deleted as a whole. 6. A fold works in a hidden folder, in a process that
-   publishes nothing. If the fold's process is killed, no published data changes. 7. The owner of the folder publishes
-   the fold's graph file by one rename, at which the fold takes effect. 8. After the rename, the owner removes the
-   covered rows (in one transaction) and the covered files. If the owner is killed before it has removed everything,
-   covered rows or files and hidden folders remain. Leftover rows, files and folders are removed when the tenant is
-   opened next. 9. As a result, every text is in rows or in exactly one valid file. A file is valid if it can be read
+2. If the rows have more than ``fold.young_tokens`` tokens, a fold turns the oldest rows, up to half of that number,
+   into one graph file (:mod:`.folding`).
+3. A graph file's name, ``FIRST-LAST.graph``, is the only record of the row ids that the file covers.
+4. A fold also merges existing graph files, newest first. A fold stops merging at a file that has at least :data:`RATIO`
+   times the number of tokens merged before. After n folds, about log8(n) + 1 files therefore remain. The ratio is large
+   (8) because an additional file costs more than a merge. Each additional file makes every draft of the tenant a sixth
+   to a third slower. Merging a million tokens takes an idle core half a second, which is spent once per merge and not
+   in every draft. With a ratio of 8, a token is written about seven times, and a tenant has three files. With a ratio
+   of 2, a token is written three times, and a tenant has six files.
+5. With a limit on kept tokens or days, no file grows beyond half of the limit (:data:`SHARE`), because old files are
+   deleted only as a whole.
+6. A fold works in a hidden folder, in a process that publishes nothing. If the fold's process is killed, no published
+   data changes.
+7. The owner of the folder publishes the fold's graph file by one rename, and this rename puts the fold into effect.
+8. After the rename, the owner removes the covered rows (in one transaction) and the covered files. If the owner is
+   killed before it has removed everything, some covered rows, covered files or hidden folders remain. Leftover rows,
+   files and folders are removed when the tenant is opened next.
+9. As a result, every text is in rows of the database or in exactly one valid file. A file is valid if it can be read
    and no other file covers it.
 10. Forgetting a tenant ends its fold and removes its database and files, including the fold's hidden folder.
 """
@@ -32,9 +36,10 @@ from speculant_graph.errors import GraphFileError
 from speculant_graph.graph.ngrams import NgramGraph
 
 RATIO = 8
-"""A fold merges the next file if that file has less than this many times the tokens merged so far."""
+"""A fold merges the next older file if it has fewer tokens than this ratio times the number of tokens already
+merged."""
 SHARE = 2
-"""A graph file contains at most 1 / SHARE of the limit of tokens or days."""
+"""A graph file contains at most 1 / SHARE of the maximum number of kept tokens or days."""
 MS_PER_DAY = 86_400_000
 HIDDEN = ".fold-"
 """Name prefix of the folders of running folds."""
@@ -100,7 +105,7 @@ def folder_of(learned: Path, name: str) -> Path:
 
 
 def name_of(first: int, last: int) -> str:
-    """Return the name of the graph file of a range of ids."""
+    """Return the name of the graph file that covers a range of row ids."""
     return f"{first}-{last}.graph"
 
 
@@ -132,7 +137,7 @@ def close_in_time(rows: Iterable[tuple[int, bytes]], config: FoldConfig) -> Iter
     """Yield the oldest rows that fit into one graph file under the age limit.
 
     Args:
-        rows: ids and texts, oldest first.
+        rows: row ids and texts, oldest first.
         config: limits of the kept text.
     """
     first = None
@@ -149,7 +154,7 @@ def merge_from(layers: Sequence[Layer], num_tokens: int, last: int, config: Fold
     Args:
         layers: the files, oldest first.
         num_tokens: tokens to fold.
-        last: the highest id of their rows.
+        last: the highest row id of the tokens to fold.
         config: limits of the kept text.
     """
     most_tokens = config.max_tokens // SHARE

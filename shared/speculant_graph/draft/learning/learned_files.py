@@ -37,7 +37,7 @@ from speculant_graph.types import Fingerprint
 NO_FOLDS = FoldConfig(enabled=False)
 """Settings without folds."""
 MAX_OPEN_DATABASES = 32
-"""Maximum number of open databases; beyond it the least recently used are closed."""
+"""Maximum number of open databases; opening one more closes the least recently used database."""
 
 _SHARED, _SUFFIX = "shared", ".sqlite"
 _LOOK_S = 0.01
@@ -53,7 +53,7 @@ class LearnedFiles:
     """A folder of text learned with one tokenizer. No other process can use the folder until this object is closed.
 
     Several threads may use this object. After :meth:`close` every method except :meth:`close` raises a ``ConfigError``.
-    Failed reads and writes are skipped; only the first failure in a row is logged.
+    Failed reads and writes are skipped; of consecutive failures, only the first is logged.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class LearnedFiles:
                 is the maximum number of tokens that :meth:`load` returns.
             fold: settings that decide whether and when older text becomes graphs, and how much of the graphs is kept.
             on_graphs: called with the name of a tenant's files (:func:`name_of`) and its graphs, oldest first. This
-                callback runs in a thread of this object, in :meth:`announce` and after every change of the graphs.
-            on_fold: called in the same thread with the duration of every finished fold in seconds, and whether it
-                succeeded.
+                callback runs in this object's thread, during :meth:`announce` and after every change of the graphs.
+            on_fold: called in this object's thread with the duration of every finished fold in seconds, and whether the
+                fold succeeded.
 
         Raises:
             ConfigError: another process uses the folder, or it can't be read or written, or it has another format.
-            TokenizerMismatchError: its text was learned with another tokenizer.
+            TokenizerMismatchError: the folder's text was learned with another tokenizer.
         """
         self.folder = folder
         self.tokenizer = tokenizer
@@ -127,7 +127,8 @@ class LearnedFiles:
 
         Args:
             tenant: name of the tenant, which may be any text.
-            token_ids: shape ``[n]``; if they exceed the budget, the last ones are kept.
+            token_ids: the text's token ids, shape ``[n]``; of more ids than the budget allows, only the last ones are
+                kept.
         """
         content = token_ids[max(token_ids.size - self._kept_tokens, 0) :].astype("<i4").tobytes()
         if content:
@@ -136,7 +137,7 @@ class LearnedFiles:
     def load(self, tenant: str) -> list[Int64Array]:
         """Return a tenant's newest texts within the token budget, oldest first. The first text may lack its start.
 
-        Invalid ids, which damage may produce, are replaced with -1.
+        Invalid ids, which a damaged database may contain, are replaced with -1.
         """
         texts = self._submit(self._read, name_of(tenant), Database.texts).result() or []
         found = [np.frombuffer(text[: len(text) // ID_BYTES * ID_BYTES], "<u4").astype(np.int64) for text in texts]
@@ -153,7 +154,7 @@ class LearnedFiles:
             tenant: the tenant of the state. A tenant of None means that all tenants share the state, which then must
                 not contain text.
             state: its name.
-            content: its content, which :meth:`load_state` returns.
+            content: content of the state, which :meth:`load_state` returns.
         """
         self._submit(self._use, "saving a state", name_of(tenant), lambda database: database.put(state, content))
 
@@ -256,7 +257,7 @@ class LearnedFiles:
             self._put_if_open(lambda: self._look_at_next(names))
 
     def _use(self, action: str, name: str, work: Callable[[Database], _Result]) -> _Result | None:
-        """Run work on a database, or on a new one if it is damaged; return None on failure."""
+        """Run work on a database, or on a new database if the old one is damaged; return None on failure."""
         try:
             result = self._renewed(name, work)
         except (OSError, sqlite3.Error) as error:

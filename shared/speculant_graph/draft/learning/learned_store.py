@@ -38,11 +38,12 @@ used memory is dropped; its text is reloaded from the folder, if there is one.""
 _ROWS_INTERVAL_S = 30.0
 """Seconds between routine saves of a tenant's top-token rows (a few megabytes, changed by every token)."""
 _IDLE_S = 10.0
-"""Seconds after a tenant's latest sequence start or end at which its mapped graphs leave the resident memory. Mapping
-all graph pages of five million tokens again takes under 2 ms in total."""
+"""Seconds without a sequence start or end after which a tenant's mapped graphs leave the resident memory. Mapping all
+graph pages of five million tokens again takes under 2 ms in total."""
 _FORMAT = 1
 _MOST_VISITS = 1.01 / (1.0 - 0.9995)
-"""Upper bound of a table row's visit count; each visit decays earlier visits by the factor 0.9995."""
+"""Upper bound of a table row's visit count, because each visit multiplies the weight of earlier visits by at most
+0.9995."""
 
 _BINS_WITHOUT_NEURAL, _NUM_RANGES = 81_920, 20
 """Number of calibration bins in releases without neural models, and number of probability ranges."""
@@ -96,7 +97,7 @@ class LearnedStore:
             max_tokens: maximum number of tokens kept per tenant; the oldest are removed first. 0 keeps none.
             folder: folder that keeps text between processes; only one process at a time may use it. If None, text is
                 kept only in memory.
-            tokenizer: with a folder, the tokenizer of the ids.
+            tokenizer: tokenizer of the token ids; required with a folder.
             fold: whether the oldest text of a tenant becomes graph files in the folder; a memory then has at most
                 ``young_tokens`` tokens.
             on_fold: called in a thread of the store with the duration of every finished fold in seconds, and whether it
@@ -283,7 +284,7 @@ def load_calibration(saved: bytes) -> Calibration:
     """Load calibration tables from the bytes of :func:`save_calibration`.
 
     Raises:
-        ConfigError: the bytes are not such tables, or are from another release.
+        ConfigError: the bytes are not calibration tables, or are from another release.
     """
     calibration = first_calibration()
     try:
@@ -304,7 +305,7 @@ def load_calibration(saved: bytes) -> Calibration:
 
 
 def _widened(table: NDArray[np.float64], first: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return saved bins, widened if they are from the previous release, which had no neural contexts.
+    """Return saved calibration bins; if the previous release saved them, add the missing bins of neural contexts.
 
     Args:
         table: the saved bins.
@@ -328,7 +329,7 @@ def load_rows(memory: LearnedMemory, saved: bytes) -> None:
     """Load rows into a memory from the bytes of :func:`save_rows`.
 
     Raises:
-        ConfigError: the bytes are not such rows, or are from another release.
+        ConfigError: the bytes are not saved rows of top tokens, or are from another release.
     """
     try:
         with np.load(io.BytesIO(saved), allow_pickle=False) as content:

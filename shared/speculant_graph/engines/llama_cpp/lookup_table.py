@@ -3,8 +3,8 @@
 llama.cpp finds the longest known context and drafts its most frequent successor, if this successor is frequent enough.
 llama.cpp's thresholds are fixed and accept short contexts with two occurrences, so most drafts from a whole graph would
 be wrong. Because llama.cpp's thresholds are fixed, the export writes a context only if its best successor is likely
-enough. The export writes only this successor. The export writes only the longest contexts, because drafts from shorter
-contexts cost more than they gain (docs/engines.md).
+enough. Of a context's successors, the export writes only the best one. The export writes only the longest contexts,
+because drafts from shorter contexts cost more than they gain (docs/engines.md).
 
 The exported file has the format that ``common_ngram_cache_load`` in llama.cpp's ``common/ngram-cache.cpp`` reads. The
 exported file has no header. Each context has one record of little-endian int32 values:
@@ -36,7 +36,8 @@ LARGEST_COUNT = 20_000_000
 """Cap on exported counts, because llama.cpp multiplies counts by percentages in 32 bits."""
 
 ALWAYS_ENOUGH = 4
-"""Smallest exported count; it passes llama.cpp's thresholds for contexts of any length."""
+"""Smallest exported count, to which lower counts are raised; it passes llama.cpp's thresholds for contexts of any
+length."""
 
 _WORD = np.dtype("<i4")
 _RECORD_WORDS = LONGEST + 3
@@ -46,9 +47,9 @@ _CONTEXTS_AT_A_TIME = 1 << 16
 def export_llama_lookup(graph: NgramGraph, path: str | Path, *, min_count: int = 1, min_share: float = 0.6) -> int:
     """Write a graph as a lookup cache of llama.cpp.
 
-    The exported file is for ``llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE``. The cache contains
-    only token ids, so nothing checks that the model has the graph's tokenizer, as it must. The export needs about 50 MB
-    of memory, and more if contexts have many successors.
+    The exported file is for ``llama-server --spec-type ngram-cache --lookup-cache-dynamic FILE``. The model must have
+    the graph's tokenizer, but nothing checks this, because the cache contains only token ids. The export needs about 50
+    MB of memory, and more if contexts have many successors.
 
     Args:
         graph: the graph; contexts of 4 tokens are written, or the longest contexts of a graph whose order is below 4.

@@ -41,7 +41,7 @@ def assemble_graph(
         parts: all parts in the order of their keys.
         metadata: the graph's metadata; this function fills in the sizes.
         jobs: number of threads.
-        watch: records time and memory.
+        watch: the report that records time and memory.
         on_level: called with (steps done, all steps); copying a level is one step, and linking it is another.
         model: the neural model as 32-bit words, if there is one.
 
@@ -74,7 +74,7 @@ def assemble_graph(
 
 
 def _shared_levels(before: PartRecords, after: PartRecords) -> int:
-    """Return how many leading tokens all keys of two adjacent parts share; both have records of these tokens."""
+    """Return how many leading tokens all keys of two adjacent parts share; both parts have records of these tokens."""
     first, second = before.prefix, after.prefix
     shared = 0
     while shared < min(len(first), len(second)) and first[shared] == second[shared]:

@@ -24,7 +24,7 @@ def built_at() -> str:
     """Return the current time, or the time in SOURCE_DATE_EPOCH if it is set, as ISO 8601 in UTC.
 
     Raises:
-        ConfigError: the variable is not a number of seconds.
+        ConfigError: SOURCE_DATE_EPOCH is not a number of seconds.
     """
     epoch = os.environ.get(_EPOCH)
     try:
@@ -57,13 +57,13 @@ class BuildReport:
 
     @property
     def build_seconds(self) -> float:
-        """Build time in seconds, for the graph file; 0 if SOURCE_DATE_EPOCH requires a reproducible file."""
+        """Build time in seconds, as written to the graph file; 0 if SOURCE_DATE_EPOCH asks for a reproducible file."""
         spent = self.tokenize_s + self.train_s + self.calibrate_s + self.count_s
         return 0.0 if _EPOCH in os.environ else round(spent, 3)
 
     @contextmanager
     def measuring(self, phase: Phase) -> Iterator[None]:
-        """Measure the time of the ``with`` block, and add it to a phase."""
+        """Measure the time of the ``with`` block, and add it to the time of a phase."""
         wall, cpu = time.monotonic(), time.process_time()
         try:
             yield

@@ -1,4 +1,4 @@
-"""Builds graphs from files: reads, tokenises, trains, calibrates and counts."""
+"""Builds graphs from files: reads and tokenises text, trains the model, calibrates and counts n-grams."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class BuildProgress:
     """Progress of a build."""
 
     phase: Phase | Literal["check", "combine"]
-    """Current phase. The phase ``check`` checks files before they are read; ``combine`` merges two graphs."""
+    """Current phase. The phase ``check`` checks files before they are read; ``combine`` merges two graphs or prunes
+    one."""
     done: int
     """Number of finished units of the phase. Depending on the phase, the units are bytes of corpus files, training
     positions, the whole held-out slice, tokens, levels, or records."""
@@ -54,7 +55,7 @@ Calibrate = Callable[[Path, GraphMetadata, int, int, UInt32Array | None], bytes]
 
 Arguments: the file of a token stream; the graph's metadata; the memory limit in bytes; the number of threads; the
 neural model as 32-bit words, or None. The function may write temporary files next to the token stream, and removes
-them."""
+these files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ class GraphBuilder:
                 :func:`~speculant_graph.draft.pretraining.pretrain`, which takes about a second; False skips
                 calibration.
             start: a neural model to train further, as 32-bit words; not used if no model is trained.
-            workers: functions that tokenise and count, here or on other machines; see
+            workers: functions that tokenise and count, in this process or on other machines; see
                 :func:`~speculant_graph.graph.build.on_ray.workers_on_ray`.
 
         Returns:
@@ -245,7 +246,7 @@ class GraphBuilder:
 
 
 def _standard_calibration() -> Calibrate:
-    """Return the standard calibration, imported by name because its module, which drafts, is in a higher layer."""
+    """Return the standard calibration function; it is imported by name because it belongs to a higher layer."""
     calibrate: Calibrate = importlib.import_module("speculant_graph.draft.pretraining").pretrain
     return calibrate
 
@@ -312,7 +313,7 @@ def describe_tokens(
         max_order: length of the longest context, in tokens.
         num_documents: number of documents in the stream.
         document_boundaries: whether n-grams stop at document boundaries.
-        special_tokens: how special tokens in texts were read.
+        special_tokens: whether special tokens in texts were read as ordinary text or parsed.
         revision: commit of the tokenizer, if it comes from a hub.
         corpus_files: corpus files, if the stream was read from files.
         skipped: corpus files that were skipped, entirely or in part.

@@ -1,7 +1,7 @@
 """Operations on graphs: merge two graphs, add text to a graph, and prune rare n-grams.
 
-A merge or an update gives the same arrays as a build from all the text, including n-grams across the boundary of the
-texts.
+A merge or an update gives the same n-gram arrays as a build from all the text, including n-grams across the boundary
+between the texts.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def merge_graphs(
 
     Raises:
         TokenizerMismatchError: the tokenizers differ.
-        GraphError: the graphs differ in their largest order, document boundaries or reading of special tokens, or one
-            was pruned.
+        GraphError: the graphs differ in their largest order, document boundaries or treatment of special tokens, or one
+            graph was pruned.
         GraphFileError: a graph is damaged, or the file can't be written.
     """
     _require_alike(first, second)

@@ -1,8 +1,8 @@
 """Counts the n-grams of a token stream on disk into a graph file, within a memory limit.
 
-The keys (packed n-grams) are divided into ranges of their first token. The parts are therefore independent, and their
-records can be concatenated. If a token is too frequent for one part, its keys are divided by the second token, and so
-on.
+The keys (packed n-grams) are divided into ranges of their first token. The ranges are therefore independent parts of
+the count, and their records can be concatenated. If a first token is too frequent for one part, the keys that begin
+with it are divided by their second token, and so on.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def fit_into(free: int, num_tokens: int, layout: KeyLayout, jobs: int) -> tuple[
 
     Args:
         free: available memory in bytes.
-        num_tokens: number of stream positions; parts are small enough that all jobs stay busy.
+        num_tokens: number of stream positions; it limits the size of parts, so that all jobs stay busy.
         layout: layout of keys.
         jobs: maximum number of jobs.
     """
@@ -188,13 +188,13 @@ def count_partition(
     """Gather the keys of a part, sort them, and write their records.
 
     Args:
-        blocks: the stream in blocks, each with the number of tokens at its end with which the next block begins. These
+        blocks: the stream in blocks, each with the number of its last tokens that the next block repeats. These
             overlapping tokens complete the keys that begin before them.
         part: the part.
         layout: layout of keys.
-        stem: path of the records' files without the level.
-        keys: space for the part's keys and, with several blocks, for ``2 * layout.length`` more.
-        spare: more space of that size.
+        stem: path of the records' files, without the suffix for the level.
+        keys: space for the part's keys and, with several blocks, for ``2 * layout.length`` more keys.
+        spare: a second array of the same size, for sorting.
     """
     if part.is_single(layout.length):
         ngram = tuple(value - 1 for value in (*part.prefix, part.low) if value)
@@ -250,10 +250,10 @@ def count_tokens(
         folder: folder for records and the unfinished file, on the same file system as the output.
         memory: limit of this process's anonymous memory, in bytes.
         jobs: number of threads.
-        watch: records time and memory.
+        watch: the report that records time and memory.
         on_progress: called at every step.
         model: the neural model as 32-bit words, if there is one.
-        count: function that counts the parts, here or on other machines.
+        count: function that counts the parts, in this process or on other machines.
 
     Raises:
         CorpusError: the stream is empty.

@@ -1,7 +1,7 @@
 """Keys: n-grams of N+1 tokens packed into words, sorted streams of weighted keys, and their records on disk.
 
 A token is stored as its id plus 1 in ``bits`` bits; 0 means the end of the stream or of a document. Sorting keys word
-by word gives the lexicographic order of their n-grams, shorter n-grams first.
+by word gives the lexicographic order of their n-grams, each n-gram before its continuations.
 
 A graph is the sum of its keys: every (N+1)-gram, plus shorter n-grams that end a document or whose continuations were
 pruned. Merging, updating and pruning therefore use the same code as a build to write records from keys.
@@ -81,7 +81,7 @@ def keys_of(trie: Trie, layout: KeyLayout, min_count: int = 1) -> KeyStream:
     Args:
         trie: the graph's arrays.
         layout: layout of keys.
-        min_count: n-grams with lower counts are pruned.
+        min_count: minimum count; n-grams with lower counts are left out.
     """
     reader = _core.KeyReader(_core.Trie(trie.words, trie.table), layout.bits, min_count)
     while True:
@@ -153,7 +153,7 @@ def emit_records(
         keys: ascending keys in chunks of shape ``[n, num_words]``, each chunk with its counts, shape ``[n]``. If the
             counts are None, each key has a count of 1.
         layout: layout of keys.
-        stem: path of the files without the level: the files are named ``stem.1``, ``stem.2``, ...
+        stem: path of the files, without the suffix for the level: the files are named ``stem.1``, ``stem.2``, ...
         prefix: common prefix of all keys.
     """
     emitter = _core.Emitter(layout.length, layout.bits, _RECORDS)

@@ -15,9 +15,9 @@ from speculant_graph.graph.layout import UInt32Array
 MOST_POSITIONS = 2_500_000
 """Maximum number of training positions, which take about 23 s (9.3 µs each, on a shared core of an Intel Xeon)."""
 LARGE_CORPUS, MOST_OF_LARGE = 20_000_000, 1_200_000
-"""Size in tokens from which a corpus counts as large (about 90 MB of text), and its maximum number of training
-positions. A build from 20 million tokens takes 38 s without a model, so training takes at most a quarter of the build's
-time."""
+"""Size in tokens from which a corpus counts as large (about 90 MB of text), and the maximum number of training
+positions for a large corpus. A build from 20 million tokens takes 38 s without a model, so training takes at most a
+quarter of the build's time."""
 PASSES = 4
 """Number of times that training uses every position of a small corpus."""
 
@@ -34,7 +34,7 @@ def train_model(
 
     Args:
         stream: file of little-endian 32-bit token ids, with document separators if there are boundaries.
-        vocabulary_size: limit of token ids; larger ids are skipped.
+        vocabulary_size: size of the vocabulary; token ids outside it are skipped.
         on_progress: called with (positions done, all positions). An exception from this callback ends the training.
         leaves_out: whether training leaves out the pieces held out for calibration.
         start: a model to train further, as 32-bit words.

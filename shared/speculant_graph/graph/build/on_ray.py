@@ -42,8 +42,8 @@ _T = TypeVar("_T")
 _RETRIES = 5
 """Maximum retries of a task after its worker died."""
 _AHEAD = 2
-"""Maximum number of tasks per core that run, or whose results wait to be written. More tasks could fill Ray's object
-store."""
+"""Maximum number of tasks per core that are running or have results that wait to be written. More tasks could fill
+Ray's object store."""
 BLOCK_TOKENS = 1 << 24
 """Number of tokens in a block of the stream."""
 MOST_KEYS = 1 << 24
@@ -53,7 +53,8 @@ _FOUND_BY_RAY = ("auto", "local")
 _PATIENCE_S, _LONGEST_CONNECT_S = 10.0, 20.0
 """Timeouts in seconds: first for a server, then for a cluster, to accept a connection."""
 _ONE_CORE = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
-"""Environment of the tokenizers library: one thread of its own; Python's thread takes a third more time."""
+"""Environment of the tokenizers library: it runs one thread of its own, because running in Python's thread takes a
+third longer."""
 _tokenizers: dict[str, CorpusTokenizer] = {}
 """This worker's tokenizer by the id of its Ray object, cached because loading it takes a second."""
 
@@ -203,9 +204,9 @@ def encode_task(shipped: list[Any], task: Task, config: GraphConfig, version: st
     """Encode a task; workers run this function.
 
     Args:
-        shipped: list with one reference, to the tokenizer.
+        shipped: list whose only item is a reference to the tokenizer.
         task: the task.
-        config: settings for reading its files.
+        config: settings for reading the task's files.
         version: the caller's release.
 
     Raises:
@@ -273,7 +274,7 @@ def _separated(part: EncodedPart) -> EncodedPart:
 
 
 def _explained(error: Exception) -> Exception:
-    """Return a readable form of Ray's error: the error that our code raised on a worker, or a one-line message."""
+    """Return a readable form of Ray's error: the error of this project's code on a worker, or a one-line message."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, SpeculantError | ModuleNotFoundError):
         return cause

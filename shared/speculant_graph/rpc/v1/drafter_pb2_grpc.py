@@ -78,10 +78,10 @@ class DrafterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def OpenSession(self, request, context):
-        """Opens a session under an id that the client chose. Opening an open session again with the same tenant and graph
-        succeeds without any change: the session keeps its tokens, generation and first options. Opening an open session
-        with another tenant or graph fails with INVALID_ARGUMENT. RESOURCE_EXHAUSTED means that the table of sessions is
-        full and no session is idle.
+        """Opens a session under an id that the client chose. Opening a session again with the same tenant and graph succeeds
+        and changes nothing: the session keeps its tokens, generation and first options. Opening a session again with
+        another tenant or graph fails with INVALID_ARGUMENT. RESOURCE_EXHAUSTED means that the table of sessions is full
+        and no session is idle.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -103,11 +103,12 @@ class VerifierService(object):
 
 
 class VerifierAdminServiceStub(object):
-    """Administration of a running verifier's draft model: swaps its LoRA adapters between two steps while requests are
+    """Administration of a running verifier: swaps the draft model's LoRA adapters between two steps while requests are
     decoded. The generated text does not depend on the draft model's adapter. The server offers this admin service at a
-    separate address, which must not be public. Clients that are not administrators get PERMISSION_DENIED. In addition to
-    the statuses above, UNIMPLEMENTED means that the verifier has no draft model, or that the address does not serve this
-    service. INVALID_ARGUMENT means that the adapter can't be used; the message says why, and the present adapter stays.
+    separate address, which must not be public. Clients that are not administrators get PERMISSION_DENIED. Besides the
+    error statuses of the whole protocol, calls can return UNIMPLEMENTED: the verifier has no draft model, or the address
+    does not serve this service. INVALID_ARGUMENT means that the adapter can't be used; the message says why, and the
+    present adapter stays.
     """
 
     def __init__(self, channel):
@@ -134,11 +135,12 @@ class VerifierAdminServiceStub(object):
 
 
 class VerifierAdminServiceServicer(object):
-    """Administration of a running verifier's draft model: swaps its LoRA adapters between two steps while requests are
+    """Administration of a running verifier: swaps the draft model's LoRA adapters between two steps while requests are
     decoded. The generated text does not depend on the draft model's adapter. The server offers this admin service at a
-    separate address, which must not be public. Clients that are not administrators get PERMISSION_DENIED. In addition to
-    the statuses above, UNIMPLEMENTED means that the verifier has no draft model, or that the address does not serve this
-    service. INVALID_ARGUMENT means that the adapter can't be used; the message says why, and the present adapter stays.
+    separate address, which must not be public. Clients that are not administrators get PERMISSION_DENIED. Besides the
+    error statuses of the whole protocol, calls can return UNIMPLEMENTED: the verifier has no draft model, or the address
+    does not serve this service. INVALID_ARGUMENT means that the adapter can't be used; the message says why, and the
+    present adapter stays.
     """
 
     def ListAdapters(self, request, context):
@@ -191,11 +193,12 @@ def add_VerifierAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class VerifierAdminService(object):
-    """Administration of a running verifier's draft model: swaps its LoRA adapters between two steps while requests are
+    """Administration of a running verifier: swaps the draft model's LoRA adapters between two steps while requests are
     decoded. The generated text does not depend on the draft model's adapter. The server offers this admin service at a
-    separate address, which must not be public. Clients that are not administrators get PERMISSION_DENIED. In addition to
-    the statuses above, UNIMPLEMENTED means that the verifier has no draft model, or that the address does not serve this
-    service. INVALID_ARGUMENT means that the adapter can't be used; the message says why, and the present adapter stays.
+    separate address, which must not be public. Clients that are not administrators get PERMISSION_DENIED. Besides the
+    error statuses of the whole protocol, calls can return UNIMPLEMENTED: the verifier has no draft model, or the address
+    does not serve this service. INVALID_ARGUMENT means that the adapter can't be used; the message says why, and the
+    present adapter stays.
     """
 
     @staticmethod
