@@ -56,8 +56,7 @@ class DraftPrice:
         """Use the target's budget and the cost of the draft model's passes."""
         self._budget, self._draft = budget, draft
         self.rate = 0.0
-        """Price of time at the latest decision: the number of tokens, summed over all rows, that a second must
-        yield."""
+        """Rate that drafts had to earn at the latest decision, in tokens of all rows per second."""
         self.allowance = Allowance(_FIRST_PASSES)
         """Account that weighs the draft model's time against the time that its drafts save."""
 

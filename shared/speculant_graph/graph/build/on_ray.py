@@ -53,7 +53,7 @@ _FOUND_BY_RAY = ("auto", "local")
 _PATIENCE_S, _LONGEST_CONNECT_S = 10.0, 20.0
 """Timeouts in seconds: first for a server, then for a cluster, to accept a connection."""
 _ONE_CORE = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
-"""Environment of the tokenizers library: it runs one thread of its own, because running in Python's thread takes a
+"""Environment variables that give the tokenizers library one thread of its own. In Python's thread, tokenising takes a
 third longer."""
 _tokenizers: dict[str, CorpusTokenizer] = {}
 """This worker's tokenizer by the id of its Ray object, cached because loading it takes a second."""
