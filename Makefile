@@ -29,7 +29,7 @@ setup: $(TOOLS) ## create .venv and install everything into it
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed; name one: make setup PYTHON=python3.12"; exit 1; }
-	@echo "installing everything into $(VENV), silently: a few minutes, about 2.5 GB, more with CUDA; PyTorch is the largest part"
+	@echo "installing everything into $(VENV), silently: a few minutes, about 1.3 GB, several GB with CUDA; PyTorch is the largest part"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all]"
