@@ -16,7 +16,7 @@ from speculant_graph.budget import CostCurve, NeuralChoice
 from speculant_graph.engines.engine_sessions import EngineSessions
 from speculant_graph.types import DEFAULT_OPTIONS, DraftOptions
 
-TRIED, LEAST_GAP, MOST_GAP, NUM_TIMES, USUAL_GAIN = 4, 64, 256, 16, 0.03
+TRIED, FIRST_GAP, LATER_GAP, NUM_FIRST, NUM_TIMES, USUAL_GAIN = 4, 64, 256, 8, 16, 0.03
 
 
 class SlowChoice:
@@ -31,8 +31,8 @@ class SlowChoice:
 
     def measurements(self, since: int, until: int) -> list[int]:
         """Return the first steps of the pairs with the opposite choice after a decision, the next one included."""
-        firsts = [since + LEAST_GAP]
-        for gap in [min(LEAST_GAP * 2**power, MOST_GAP) for power in range(100)]:
+        firsts = [since + FIRST_GAP]
+        for gap in [FIRST_GAP] * (NUM_FIRST - 1) + [LATER_GAP] * 100:
             if firsts[-1] + 1 >= until:
                 break
             firsts.append(firsts[-1] + gap)
