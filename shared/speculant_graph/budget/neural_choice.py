@@ -10,11 +10,12 @@ _USUAL_GAIN = 0.03
 more tokens per step on seven kinds of outputs (docs/experiments.md, "a neural model")."""
 _TRIED = 4
 """Number of steps timed with the model, and of steps timed without it, before the first decision."""
-_FIRST_GAP, _LATER_GAP = 64, 256
-"""Number of steps from one measurement of drafting time to the next: for the first measurements after a decision, and
-for later ones. Each measurement costs two steps with the slower choice."""
-_NUM_FIRST = 8
-"""Number of first measurements, which are enough to correct a wrong decision."""
+_CLEAR_LOSS = 0.1
+"""Share of a pass's time. If the model loses at least this share, one timed step of each kind decides."""
+_MOST_LOST = 0.002
+"""Share of the time that measurements may lose. Each measurement runs two steps with the slower choice."""
+_LEAST_GAP, _MOST_GAP = 64, 256
+"""Minimum and maximum number of steps from one measurement to the next, regardless of their loss."""
 _NUM_TIMES = 16
 """Number of the latest measured times of which the median is taken. The median ignores outliers that other work
 causes."""
@@ -55,7 +56,7 @@ class _Experience:
 
     def __init__(self) -> None:
         self._num_steps = self._first_opposite = 0
-        self._num_measured = 0
+        self._gap = _LEAST_GAP
         self._is_neural, self._is_decided, self._is_timed = True, False, True
         self._draft_s = {manner: deque[float](maxlen=_NUM_TIMES) for manner in (True, False)}
         self._pass_s = deque[float](maxlen=_NUM_TIMES)
@@ -67,8 +68,7 @@ class _Experience:
             return self._num_steps % 4 in (3, 0)
         place = self._num_steps - self._first_opposite
         if place == 2:  # the measurement is over
-            self._num_measured += 1
-            self._first_opposite += _FIRST_GAP if self._num_measured < _NUM_FIRST else _LATER_GAP
+            self._first_opposite += self._gap
         self._is_timed = place in (-1, 1)
         return self._is_neural != (place in (0, 1))
 
@@ -78,10 +78,14 @@ class _Experience:
             return
         self._draft_s[is_neural].append(draft_s)
         with_s, without_s = self._draft_s.values()
-        if min(len(with_s), len(without_s)) < _TRIED:
+        num_tried = min(len(with_s), len(without_s))
+        if not num_tried:
             return
-        is_neural = median(with_s) - median(without_s) < _USUAL_GAIN * median(self._pass_s)
+        saved_share = _USUAL_GAIN - (median(with_s) - median(without_s)) / median(self._pass_s)
+        if num_tried < _TRIED and saved_share > -_CLEAR_LOSS and not self._is_decided:
+            return
+        self._gap = min(_MOST_GAP, max(_LEAST_GAP, int(2.0 * abs(saved_share) / _MOST_LOST)))
+        is_neural = saved_share > 0.0
         if not self._is_decided or is_neural != self._is_neural:
-            self._num_measured = 0
-            self._first_opposite = self._num_steps + _FIRST_GAP
+            self._first_opposite = self._num_steps + self._gap
         self._is_decided, self._is_neural = True, is_neural
