@@ -13,6 +13,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
+from speculant_graph.cli import probe
 from speculant_graph.cli.main import main
 from support.server import serving
 
@@ -62,6 +63,15 @@ def test_servers_that_start_are_waited_for(capsys, server):
     assert main(["probe", address, "--wait-s", "20"]) == 0
     later.join()
     assert capsys.readouterr() == (f"{address}: SERVING\n", "")
+
+
+def test_a_long_wait_says_once_what_it_waits_for(capsys, server, monkeypatch):
+    monkeypatch.setattr(probe, "_SILENT_S", 0.1)
+    address, servicer = server
+    servicer.set("", HealthCheckResponse.NOT_SERVING)
+    assert main(["probe", address, "--wait-s", "1.2"]) == 1
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == last.replace("probe: ", "probe: waiting for ", 1)
 
 
 def test_a_probe_reads_no_settings(server):

@@ -18,6 +18,8 @@ from speculant_graph.terminal import printable
 
 _TIMEOUT_S = 1.0
 _PAUSE_S = 0.2
+_SILENT_S = 2.0
+"""Seconds after which a waiting probe says what it is waiting for."""
 
 
 class _Parser(ArgumentParser):
@@ -50,10 +52,16 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_graph.rpc.addresses import reachable_addresses
 
     addresses = reachable_addresses(options.address)
-    deadline = time.monotonic() + options.wait_s
+    started_s, told = time.monotonic(), dict[str, str]()
     while any((problems := {address: _problem(address) for address in addresses}).values()):
-        if time.monotonic() + _PAUSE_S > deadline:
+        waited_s = time.monotonic() - started_s
+        if waited_s + _PAUSE_S > options.wait_s:
             break
+        if waited_s > _SILENT_S and problems != told:
+            told = problems
+            for address, problem in problems.items():
+                if problem:
+                    sys.stderr.write(f"speculant: probe: waiting for {address}: {printable(problem)}\n")
         time.sleep(_PAUSE_S)
     for address, problem in problems.items():
         if problem:
