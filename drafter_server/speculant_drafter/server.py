@@ -73,6 +73,7 @@ class DrafterServer:
         # Has a separate call limit, so that a full server can still be administered.
         self._admin_interceptor = CallInterceptor(policy, limits.max_calls)
         self._graphs = GraphRegistry(config, draft, fold, self._metrics.on_fold)
+        self._warn_of_unserved(policy)
         self._sessions = SessionStore(config, self._metrics, clock, limits)
         self._service = DrafterService(draft, self._graphs, self._sessions, self._metrics, limits)
         self._admin = DrafterAdminService(self._graphs)
@@ -168,10 +169,19 @@ class DrafterServer:
     async def reload(self) -> None:
         """Read the access file and all graphs again; an error is logged, and the old version stays in use."""
         try:
-            self._interceptor.policy = self._admin_interceptor.policy = AccessPolicy.load(self._access.file)
+            policy = AccessPolicy.load(self._access.file)
+            self._interceptor.policy = self._admin_interceptor.policy = policy
+            self._warn_of_unserved(policy)
         except ConfigError as error:
             logger.error("the access file is not reloaded: {}", error)
         await self._graphs.reload_all()
+
+    def _warn_of_unserved(self, policy: AccessPolicy) -> None:
+        if unserved := sorted(policy.named_graphs() - set(self._graphs.configured_names)):
+            logger.warning(
+                "the access file permits graphs that this sidecar does not serve: {}; correct their names, or ignore "
+                "this if other sidecars serve them", ", ".join(map(repr, unserved)),
+            )  # fmt: skip
 
     async def _listen(self, addresses: str, option: str, handler: Any, name: str) -> list[str]:
         endpoint = GrpcEndpoint(

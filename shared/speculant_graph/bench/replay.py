@@ -140,9 +140,9 @@ def _replay_layers(
     if "young_tokens" not in fold.model_fields_set:
         fold = fold.model_copy(update={"young_tokens": _YOUNG_TOKENS})
     figures = layer_figures(graphs, workloads, tokenizer, draft, fold, settings.slices)
+    print_report("replay", figures, arguments, as_json=settings.json_output)
     if settings.picture is not None:
         write_picture(settings.picture, curves_of(figures))
-    print_report("replay", figures, arguments, as_json=settings.json_output)
 
 
 def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
@@ -164,6 +164,8 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
             raise ConfigError("--layers replays one n-gram strategy with one budget; name one of each")
         if settings.cost is not None:
             raise ConfigError("--layers counts tokens per step and ignores the cost of passes; leave --cost out")
+        if settings.picture is not None and not settings.picture.parent.is_dir():
+            raise ConfigError(f"--picture: there is no folder {settings.picture.parent}", fix="make it first")
     elif settings.picture is not None:
         raise ConfigError("--picture draws the curves of --layers; add --layers, or leave --picture out")
     has_graph = bool(settings.corpus or settings.graph_path)

@@ -59,7 +59,12 @@ def run(arguments: Sequence[str]) -> int:
     """Print the graph's description and, if requested, drafts and coverage."""
     settings = load_settings(InspectSettings, "inspect", arguments)
     if settings.learned is not None:
+        if settings.path is not None:
+            raise ConfigError("a graph file and --learned exclude each other", fix="leave one out", field="path")
         return _inspect_learned(settings, settings.learned)
+    for name in ("tenant", "export"):
+        if name in settings.model_fields_set:
+            raise ConfigError(f"--{name} needs the folder of learned text", fix="name it by --learned", field=name)
     if settings.path is None:
         raise ConfigError("there is nothing to inspect", fix="name a graph file, or --learned", field="path")
     prompt = None if settings.prompt is None else checked_prompt(settings.prompt)

@@ -228,8 +228,10 @@ class SessionRegistry:
         session = opening.session
         error = outcome if isinstance(outcome, SpeculantError) else None
         if isinstance(error, UnknownGraphError) and session.options.graph is None:  # no session will get drafts
+            graph = self._request.graph
+            unserved = f"names '{graph}', which" if graph else "is unset, and the default graph is one that"
             error = DraftRequestError(
-                f"{{field}} names '{self._request.graph}', which the drafter does not serve",
+                f"{{field}} {unserved} the drafter does not serve to this client",
                 fix="name one that it serves",
                 field="client.graph",
             )

@@ -17,6 +17,7 @@ from loguru import logger
 from speculant_graph import _core
 from speculant_graph.argument_types import require_types
 from speculant_graph.config import DraftConfig
+from speculant_graph.corpus.tokenize import require_same
 from speculant_graph.draft.learning.learned_store import LearnedStore, Memory, load_calibration
 from speculant_graph.draft.mixing import first_calibration
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, require_source, settings_of
@@ -87,7 +88,7 @@ class SessionDrafter:
         Raises:
             ConfigError: the configured strategy has no source to draft from, an argument has a wrong type, there are
                 too many graphs, or a graph is named twice.
-            TokenizerMismatchError: the graphs have different tokenizers.
+            TokenizerMismatchError: the graphs, or the graphs and the learned text, have different tokenizers.
         """
         graphs = _layers(graph)
         require_types(locals(), {"config": DraftConfig, "learned": LearnedStore})
@@ -107,6 +108,8 @@ class SessionDrafter:
             )
         require_source(self.config, has_graph)
         vocabulary_size = graphs[0].vocabulary_size if graphs else vocabulary_size or MAX_VOCABULARY
+        if graphs and learned is not None and learned.tokenizer is not None:
+            require_same(learned.tokenizer, graphs[0].metadata.tokenizer, "the store of learned text")
         self.learned = learned or LearnedStore(self.config.max_learned_tokens)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graphs)
         # Clients may send any options, so the cache is bounded.

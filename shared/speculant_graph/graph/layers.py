@@ -42,8 +42,8 @@ def require_layers(graphs: Sequence[NgramGraph]) -> None:
         TokenizerMismatchError: the tokenizers of the graphs differ.
     """
     require_few(graphs)
-    for each in graphs:
-        require_same(graphs[0].metadata.tokenizer, each.metadata.tokenizer)
+    for number, each in enumerate(graphs, start=1):
+        require_same(each.metadata.tokenizer, graphs[0].metadata.tokenizer, f"graph {number} of {len(graphs)}")
 
 
 def require_few(layers: Sequence[object]) -> None:

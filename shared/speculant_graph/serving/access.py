@@ -179,6 +179,10 @@ class AccessPolicy:
         except ValidationError as error:
             raise ConfigError(f"access file '{path}': {_explain(error)}") from None  # the cause may contain a token
 
+    def named_graphs(self) -> frozenset[str]:
+        """Return the names of all graphs that the access file names."""
+        return frozenset[str]().union(*(client.graphs for client in self._clients or ())) - {ALL}
+
     @property
     def is_open(self) -> bool:
         """Whether every client may do everything, because there is no access file."""

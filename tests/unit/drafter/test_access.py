@@ -66,6 +66,11 @@ def test_without_a_file_everybody_may_do_everything() -> None:
     principal.require_admin()
 
 
+def test_the_graphs_that_a_file_names_are_known(policy: AccessPolicy) -> None:
+    assert policy.named_graphs() == {"docs"}
+    assert AccessPolicy.load(None).named_graphs() == set()
+
+
 def test_clients_are_found_by_token_and_by_certificate(policy: AccessPolicy) -> None:
     assert not policy.is_open
     assert policy.authenticate("Bearer one", ()).name == "search"

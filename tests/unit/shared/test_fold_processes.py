@@ -16,6 +16,7 @@ import pytest
 
 from speculant_graph.config import FoldConfig
 from speculant_graph.draft.learning import fold_process, folding
+from speculant_graph.draft.learning.fold_process import Fold, FoldJob, complaint
 from speculant_graph.draft.learning.layers import HIDDEN, find_layers, folder_of
 from speculant_graph.draft.learning.learned_files import name_of
 from speculant_graph.draft.learning.learned_store import LearnedStore, Memory, load_calibration
@@ -25,6 +26,7 @@ from support.graphs import counts_of
 from support.learned import (
     FOLD,
     SMALL,
+    TOKENIZER,
     counted,
     filled,
     fold_here,
@@ -232,3 +234,11 @@ def test_text_that_leaves_memory_is_folded(tmp_path: Path, monkeypatch: pytest.M
             store.keep(memory, np.array(text_of(number), np.int32))
             settled(store._files)
         assert store.graphs("a"), "no more stays text than memory takes"
+
+
+def test_a_signal_is_named_as_the_reason(tmp_path: Path) -> None:
+    """Python's fault handler also writes lines, whose last one says nothing."""
+    fold = Fold("acme", FoldJob(str(tmp_path), 1, TOKENIZER), 1, 1, 1, ())
+    (tmp_path / "messages").write_text("Fatal Python error: Bus error\n  <no Python frame>\n", encoding="utf-8")
+    assert complaint(fold, -signal.SIGBUS).startswith("SIGBUS ")
+    assert complaint(fold, 1) == "  <no Python frame>"

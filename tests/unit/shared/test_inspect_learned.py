@@ -44,7 +44,9 @@ def test_what_was_learned(
         young = loaded(files, "acme")
         if not is_open:
             files.close()
-        shown, report = inspect(capsys, "--learned", tmp_path, "--tenant", "acme", "--export", tmp_path / "all.pkl")
+        shown, report = inspect(
+            capsys, "--learned", tmp_path, "--tenant", "acme", "--export", tmp_path.with_suffix(".all.pkl")
+        )
     texts = [text_of(number) for number in range(1, 61)]
     assert report["tokens"] == sum(map(len, texts))
     assert report["young"]["texts"] == len(young)  # type: ignore[index]
@@ -59,7 +61,7 @@ def test_what_was_learned(
         assert "2020" < str(told["oldest"]) <= str(told["newest"])
     assert "acme" in shown
     assert report["damaged"] == []
-    graph = NgramGraph.load(tmp_path / "all.pkl", complete=True)
+    graph = NgramGraph.load(tmp_path.with_suffix(".all.pkl"), complete=True)
     assert counts_of(graph) == counted(texts)
     assert graph.metadata.num_documents == 60
     assert not list(tmp_path.glob(".all.pkl*"))
@@ -75,15 +77,15 @@ def test_all_of_it_may_be_in_files_or_none(
             files.append("young", ids(each))
     expected = counted(map(text_of, range(1, 61))) - counted(young)
     (tmp_path / f"{name_of('acme')}.sqlite").unlink()
-    inspect(capsys, "--learned", tmp_path, "--tenant", "acme", "--export", tmp_path / "old.pkl")
-    assert counts_of(NgramGraph.load(tmp_path / "old.pkl", complete=True)) == expected
-    given = ("--learned", tmp_path, "--tenant", "young", "--export", tmp_path / "young.pkl")
+    inspect(capsys, "--learned", tmp_path, "--tenant", "acme", "--export", tmp_path.with_suffix(".old.pkl"))
+    assert counts_of(NgramGraph.load(tmp_path.with_suffix(".old.pkl"), complete=True)) == expected
+    given = ("--learned", tmp_path, "--tenant", "young", "--export", tmp_path.with_suffix(".young.pkl"))
     with pytest.raises(ConfigError) as caught:
         run([*map(str, given)])
     assert caught.value.field == "graph.tokenizer_name"
     _, report = inspect(capsys, *given, "--tokenizer", plain_tokenizer_folder)
     assert report["graphs"] == []
-    assert NgramGraph.load(tmp_path / "young.pkl").metadata.num_documents <= len(young)
+    assert NgramGraph.load(tmp_path.with_suffix(".young.pkl")).metadata.num_documents <= len(young)
 
 
 def test_damage_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +101,24 @@ def test_damage_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_what_is_not_there(tmp_path: Path) -> None:
     opened(tmp_path).close()
-    for arguments, field in (([], "path"), (["--learned", str(tmp_path)], "learned")):
+    for arguments, field in (
+        ([], "path"),
+        (["--learned", str(tmp_path)], "learned"),
+        (["graph.pkl", "--learned", str(tmp_path)], "path"),
+        (["graph.pkl", "--tenant", "acme"], "tenant"),
+        (["graph.pkl", "--export", str(tmp_path / "export.pkl")], "export"),
+    ):
         with pytest.raises(ConfigError) as caught:
             run(arguments)
         assert caught.value.field == field
+
+
+def test_an_export_does_not_overwrite_learned_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learn(tmp_path, 1, monkeypatch)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for path in (*before, tmp_path / "new.pkl"):
+        with pytest.raises(ConfigError) as caught:
+            run(["--learned", str(tmp_path), "--tenant", "acme", "--export", str(path)])
+        assert caught.value.field == "export"
+    assert {path: path.read_bytes() for path in before} == before
+    assert not (tmp_path / "new.pkl").exists()

@@ -50,7 +50,8 @@ class FilesAgainstLists(RuleBasedStateMachine):
 
     @rule(tenant=TENANTS)
     def forget(self, tenant: str) -> None:
-        self.files.forget(tenant)
+        had_files = bool(list(self.folder.glob(f"{path_of(self.folder, tenant).stem}*")))
+        assert self.files.forget(tenant) is had_files
         self.texts.pop(tenant, None)
         self.states = {key: content for key, content in self.states.items() if key[0] != tenant}
         assert not list(self.folder.glob(f"{path_of(self.folder, tenant).stem}*"))
@@ -163,6 +164,12 @@ def test_other_tokenizers_are_refused_and_the_folder_is_free_again(tmp_path: Pat
         opened(tmp_path, tokenizer=other)
     assert all(name in str(caught.value) for name in ("some/tokenizer", "other/tokenizer"))
     opened(tmp_path, tokenizer=Fingerprint("/a/copy", TOKENIZER.sha256, 50_000)).close()
+
+
+def test_a_folder_of_several_graphs_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path / "graph").close()
+    assert "one level below" in refusal(tmp_path)
+    assert not (tmp_path / "shared.sqlite").exists()
 
 
 def test_other_formats_are_refused_and_left_alone(tmp_path: Path) -> None:

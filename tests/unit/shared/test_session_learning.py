@@ -14,7 +14,7 @@ from speculant_graph.config import DraftConfig
 from speculant_graph.draft.learning import learned_store as store_module
 from speculant_graph.draft.learning.learned_store import LearnedStore, load_calibration, save_calibration
 from speculant_graph.draft.session_drafter import SessionDrafter
-from speculant_graph.errors import ConfigError
+from speculant_graph.errors import ConfigError, TokenizerMismatchError
 from speculant_graph.types import SequenceStep
 from support.graphs import graph_of
 from support.learned import TOKENIZER, opened
@@ -165,3 +165,11 @@ def test_tables_of_fewer_kinds_are_read() -> None:
     read = load_calibration(buffer.getvalue()).weights
     assert np.array_equal(read[:990], weights[:990])
     assert np.array_equal(read[990:], calibration.weights[990:])
+
+
+def test_learned_text_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    graph = graph_of([CORPUS], 4, 100)
+    with LearnedStore(1_000, tmp_path, TOKENIZER) as store, pytest.raises(TokenizerMismatchError):
+        SessionDrafter(graph, learned=store)
+    with LearnedStore(1_000, tmp_path / "same", graph.metadata.tokenizer) as store:
+        SessionDrafter(graph, learned=store)

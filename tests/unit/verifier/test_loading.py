@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from speculant_graph.errors import ConfigError
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.loading import device_named, load_model
 from speculant_verifier.offload import placement
+from speculant_verifier.offload.weight_files import require_whole
 from support.caching import TOLERANCE, Rows
 from support.tiny_models import pack_experts, tiny_gpt_oss, tiny_model
 
@@ -92,6 +94,18 @@ def test_missing_weights_are_not_made_up(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load(folder)
     assert caught.value.field == "verifier.model_name"
+
+
+@pytest.mark.parametrize("resident_layers", [None, 1])
+def test_a_file_of_weights_that_is_too_short_is_named(tmp_path, resident_layers):
+    folder = save(tiny_model("llama"), tmp_path / "short")
+    path = folder / "model.safetensors"
+    for size in (path.stat().st_size - 1, 100, 3):
+        os.truncate(path, size)
+        for refuse in (lambda: load(folder, resident_layers=resident_layers), lambda: require_whole(folder)):
+            with pytest.raises(ConfigError) as caught:
+                refuse()
+            assert str(path) in str(caught.value)
 
 
 def test_a_model_that_memory_can_not_hold_is_refused_before_it_is_read(tmp_path, monkeypatch):

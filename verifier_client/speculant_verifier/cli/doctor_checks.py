@@ -89,6 +89,8 @@ def _require_weights(folder: Path) -> None:
     """Reject a folder without weight files. A model on the hub passes, because it is downloaded when it is loaded."""
     if not folder.is_dir():
         return
+    from speculant_verifier.offload.weight_files import require_whole
+
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -102,6 +104,7 @@ def _require_weights(folder: Path) -> None:
             )
     elif not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
         raise ConfigError(f"{folder} has no weights", fix="download the model again")
+    require_whole(folder)
 
 
 def _size(

@@ -101,6 +101,10 @@ def run(arguments: Sequence[str]) -> int:
     records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
     if too_few := shortage(split(records)[1]):  # checked before the training
         raise ConfigError(f"{too_few}, of {len(records)} requests in all; record more, of more documents")
+    if start is not None and "rank" in settings.train.model_fields_set and settings.train.rank != start.config.r:
+        raise ConfigError(
+            f"the adapter of --continue-from has rank {start.config.r}", fix="leave {field} out", field="train.rank"
+        )
     if start is not None and start.tenants is not None and records[0].tenant not in start.tenants:
         raise ConfigError("--continue-from names an adapter that learned another tenant's text; leave it out")
     verdict, digest = None, None
@@ -116,7 +120,11 @@ def run(arguments: Sequence[str]) -> int:
         )
         del model  # the gate loads two
         if result.candidate is not None:
-            verdict = judge(result.candidate, present, draft_model, result.held_out)
+            try:
+                verdict = judge(result.candidate, present, draft_model, result.held_out)
+            except (KeyboardInterrupt, SystemExit):
+                sys.stderr.write("speculant: train: stopped before the gate's end; no adapter was published\n")
+                raise
             if verdict.is_better:
                 # An adapter that continues another was also trained on the other's documents.
                 documents = result.documents.union(() if start is None else start.note.get("documents", ()))

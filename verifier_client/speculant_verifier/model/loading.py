@@ -30,7 +30,7 @@ from speculant_verifier.model.attention import register
 from speculant_verifier.model.progress import patient_progress
 from speculant_verifier.offload import OFFLOAD, SMALLER, Offload, Plan, plan_for
 from speculant_verifier.offload.packed_experts import is_packed, keep_packed
-from speculant_verifier.offload.weight_files import bytes_per_second
+from speculant_verifier.offload.weight_files import bytes_per_second, require_whole
 from speculant_verifier.sources import (
     MODEL_SETTING,
     TOKENIZER_SETTING,
@@ -40,6 +40,7 @@ from speculant_verifier.sources import (
 )
 
 _FIX = "Give a folder with a checkpoint, or the hub name of a model you may download ({field})."
+_FIX_FOLDER = "Download the model's files again, or give another folder ({field})."
 _DEVICE = "verifier.device"
 _SAMPLE = 1 << 28
 """Number of bytes that are read to measure the speed of the disk."""
@@ -111,8 +112,12 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: boo
                     f"model '{config.model_name}' does not fit into the memory of '{device}'; {SMALLER}",
                     field=MODEL_SETTING,
                 ) from error
+            if isinstance(error, SafetensorError):
+                require_whole(Path(config.model_name))  # names the file
             raise ConfigError(
-                f"can't load model '{config.model_name}': {sentence(error)} {_FIX}", field=MODEL_SETTING
+                f"can't load model '{config.model_name}': {sentence(error)} "
+                f"{_FIX_FOLDER if os.path.isdir(config.model_name) else _FIX}",
+                field=MODEL_SETTING,
             ) from error
         model: PreTrainedModel
         model, report = loaded
@@ -206,7 +211,9 @@ def _plan(
     rate = bytes_per_second(folder, _SAMPLE) if device.type == "cpu" and folder.is_dir() else 0.0
     rows = "; ".join(f"{name}: {value}" for name, value in plan.rows(rate))
     source = "the disk" if device.type == "cpu" else "this machine's memory"
-    logger.info("'{}' does not fit into memory, so passes read weights from {}. {}", config.model_name, source, rows)
+    wanted = config.resident_layers
+    reason = "does not fit into memory" if wanted is None else f"has verifier.resident_layers {wanted}"
+    logger.info("'{}' {}, so passes read weights from {}. {}", config.model_name, reason, source, rows)
     return plan
 
 

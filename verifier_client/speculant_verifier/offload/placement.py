@@ -213,11 +213,14 @@ def plan_for(
         num_slots = min(chosen, num_slots) if bound else chosen
     num_slots = min(num_slots, _MOST_SLOTS)
     if num_slots < least:
+        fixes = ["raise {field}"]
+        fixes += ["lower verifier.max_kv_tokens"] if verifier.max_kv_tokens else []
+        fixes += ["set verifier.dtype bfloat16"] if dtype.itemsize > torch.bfloat16.itemsize else []
         raise ConfigError(
-            f"{_readable(fixed)} of model '{verifier.model_name}' must stay in memory; with all else, that takes "
+            f"{_readable(fixed)} of model '{verifier.model_name}' must stay in memory; with the process "
+            f"({_readable(process)}), keys, values, logits and space for what is read, that takes "
             f"{_readable((fixed + least * unit + taken - reserved) / (1.0 - share))} of {_readable(budget)}",
-            fix="raise {field}, lower verifier.max_kv_tokens if it is set, or choose fewer bytes per weight "
-            "(verifier.dtype bfloat16)",
+            fix=", or ".join(fixes),
             field="verifier.memory_budget",
         )
     if not experts:

@@ -117,6 +117,23 @@ def _header(path: str) -> tuple[int, dict[str, Any]]:
         return 8 + length, json.loads(file.read(length))
 
 
+def require_whole(folder: Path) -> None:
+    """Raise an error if a file of weights in a folder is shorter than its header says.
+
+    Raises:
+        ConfigError: a file is damaged or too short.
+    """
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            start, header = _header(str(path))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            is_whole = path.stat().st_size >= start + max(ends, default=0)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path} is damaged ({error})", fix="download it again", field=MODEL_SETTING) from error
+        if not is_whole:
+            raise ConfigError(f"{path} is too short", fix="download it again", field=MODEL_SETTING)
+
+
 def bytes_per_second(folder: Path, most: int = 1 << 31) -> float:
     """Measure the speed of reading a checkpoint's weights, in bytes per second; 0 if the files are too small.
 
@@ -216,7 +233,7 @@ class WeightReader:
                 os.posix_fadvise(file, start, whole, os.POSIX_FADV_DONTNEED)
         except OSError as error:
             raise GenerationError(
-                f"weights can't be read from {stored.path} ({error}); check the disk, then start again"
+                f"weights can't be read from {stored.path} ({error}); check the disk; later requests read it again"
             ) from error
         into.copy_(torch.frombuffer(buffer, dtype=stored.dtype, count=into.numel(), offset=skipped))
         with self._lock:

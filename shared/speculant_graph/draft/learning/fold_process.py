@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -125,11 +126,12 @@ def cancel(fold: Fold) -> None:
 
 def complaint(fold: Fold, status: int) -> str:
     """Return why a fold failed, in one line."""
+    if status < 0:  # writing to a mapped file on a full disk also ends in a signal
+        return f"{signal.Signals(-status).name} ended its process: the disk may be full, or memory short"
     try:
         lines = _messages(fold).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    # A process that a signal killed, for example when out of memory, leaves no message.
     return lines[-1] if lines else f"its process ended with status {status}"
 
 

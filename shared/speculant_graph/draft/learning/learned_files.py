@@ -80,7 +80,8 @@ class LearnedFiles:
                 fold succeeded.
 
         Raises:
-            ConfigError: another process uses the folder, or it can't be read or written, or it has another format.
+            ConfigError: another process uses the folder, or it can't be read or written, or it has another format, or
+                it contains the folders of several graphs.
             TokenizerMismatchError: the folder's text was learned with another tokenizer.
         """
         self.folder = folder
@@ -162,14 +163,14 @@ class LearnedFiles:
         """Return a saved state; None if there is none, or it can't be read."""
         return self._submit(self._read, name_of(tenant), lambda database: database.get(state)).result()
 
-    def forget(self, tenant: str) -> None:
-        """Remove all data of a tenant from the disk.
+    def forget(self, tenant: str) -> bool:
+        """Remove all data of a tenant from the disk; return whether there was any.
 
         Raises:
             ConfigError: the data can't be removed.
         """
         try:
-            self._submit(self._remove, name_of(tenant)).result()
+            return self._submit(self._remove, name_of(tenant)).result()
         except OSError as error:
             raise ConfigError(
                 f"{error.filename or self.folder} can't be removed permanently ({_reason(error)}); "
@@ -308,16 +309,19 @@ class LearnedFiles:
     def _path(self, name: str) -> Path:
         return self.folder / (name + _SUFFIX)
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, name: str) -> bool:
         self._close(name)
+        had_graphs = folder_of(self.folder, name).is_dir()
         self._folding.forget(name)
-        for path in self.folder.glob(f"{name}.*"):
+        paths = list(self.folder.glob(f"{name}.*"))
+        for path in paths:
             path.unlink()
         descriptor = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        return had_graphs or bool(paths)
 
     def _close(self, name: str) -> None:
         if (database := self._open.pop(name, None)) is not None:
@@ -331,7 +335,13 @@ class LearnedFiles:
             self._close(name)
 
     def _require_ours(self) -> None:
-        """Initialise the folder, or refuse it if it has another format or another tokenizer."""
+        """Initialise the folder, or refuse it if it has another format, another tokenizer, or folders of graphs."""
+        if not self._path(_SHARED).exists() and any(self.folder.glob(f"*/{_SHARED}{_SUFFIX}")):
+            raise ConfigError(
+                f"{self.folder} contains the learned text of several graphs",
+                fix="name the folder of one graph, one level below",
+                field="learned",
+            )
         known = self._renewed(_SHARED, lambda database: database.get("tokenizer"))
         if known is None:
             ours = f"{self.tokenizer.sha256} {self.tokenizer.name}".encode(errors="replace")

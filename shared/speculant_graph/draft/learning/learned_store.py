@@ -109,6 +109,8 @@ class LearnedStore:
         """
         if folder is not None and tokenizer is None:
             raise ConfigError(f"{folder} holds ids of one tokenizer; give its fingerprint")
+        self.tokenizer = tokenizer
+        """Tokenizer of the token ids; None if it is unknown, which requires that there is no folder."""
         self._max_tokens = max_tokens
         if fold.enabled and folder is not None:
             # Only a fold removes text from memory.
@@ -199,8 +201,8 @@ class LearnedStore:
             if not memory.core.is_forgotten:
                 self._files.append(memory.tenant, token_ids)
 
-    def forget(self, tenant: str) -> None:
-        """Forget all text of a tenant, in memory and on disk.
+    def forget(self, tenant: str) -> bool:
+        """Forget all text of a tenant, in memory and on disk; return whether there was any.
 
         Open sequences keep their memory until they end; then their text is dropped.
 
@@ -210,11 +212,13 @@ class LearnedStore:
         with self._lock:
             memory = self._in_use.pop(tenant, None)
             self._latest.pop(tenant, None)
+            had_text = memory is not None
             if memory is not None:
                 with self._forgetting:
                     memory.core.is_forgotten = True
             if self._files is not None:
-                self._files.forget(tenant)
+                had_text |= self._files.forget(tenant)
+            return had_text
 
     def load_calibration(self) -> Calibration | None:
         """Return the calibration that :meth:`save` wrote, if any."""

@@ -25,6 +25,8 @@ _TRIES = 5
 class LearnedText:
     """A snapshot of a tenant's learned text."""
 
+    folder: Path
+    """The folder with the learned text of one graph."""
     texts: tuple[tuple[int, bytes], ...]
     """Young text, which is not yet in a graph file, oldest first. Each item has a row id (milliseconds since 1970) and
     little-endian 32-bit token ids."""
@@ -73,7 +75,7 @@ def read_learned(learned: Path, tenant: str) -> LearnedText:
     ranges = [layer.ids for layer in found.layers]
     young = tuple(row for row in texts if not any(first <= row[0] <= last for first, last in ranges))
     num_bytes = database.stat().st_size if database.exists() else 0
-    return LearnedText(young, found.layers, num_bytes, tuple(path for path, _ in found.damaged))
+    return LearnedText(learned, young, found.layers, num_bytes, tuple(path for path, _ in found.damaged))
 
 
 def export_learned(learned: LearnedText, output: Path, tokenizer: Fingerprint | None) -> NgramGraph:
@@ -85,10 +87,12 @@ def export_learned(learned: LearnedText, output: Path, tokenizer: Fingerprint | 
         tokenizer: the tokenizer of the ids; None takes it from the graph files.
 
     Raises:
-        ConfigError: there is no text, or the tokenizer is unknown.
+        ConfigError: there is no text, the tokenizer is unknown, or the output is in the folder of the learned text.
         TokenizerMismatchError: the graph files have another tokenizer.
         GraphFileError: a file is damaged, or the output can't be written.
     """
+    if output.resolve().is_relative_to(learned.folder.resolve()):
+        raise ConfigError(f"{output} is in the folder of the learned text", fix="name a file elsewhere", field="export")
     if learned.layers:
         known = NgramGraph.load(learned.layers[-1].path).metadata.tokenizer
         if tokenizer is not None and tokenizer.sha256 != known.sha256:
@@ -99,7 +103,9 @@ def export_learned(learned: LearnedText, output: Path, tokenizer: Fingerprint | 
         tokenizer = known
     if tokenizer is None:
         raise ConfigError(
-            "no graph file names the tokenizer of the learned text", fix="name it", field="graph.tokenizer_name"
+            "no graph file names the tokenizer of the learned text",
+            fix="name it by --tokenizer",
+            field="graph.tokenizer_name",
         )
     with workspace(output) as folder:
         job = FoldJob(str(folder), 0, tokenizer, tuple(str(layer.path) for layer in learned.layers))
