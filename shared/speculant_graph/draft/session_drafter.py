@@ -17,11 +17,10 @@ from loguru import logger
 from speculant_graph import _core
 from speculant_graph.argument_types import require_types
 from speculant_graph.config import DraftConfig
-from speculant_graph.corpus.tokenize import require_same
 from speculant_graph.draft.learning.learned_store import LearnedStore, Memory, load_calibration
 from speculant_graph.draft.mixing import first_calibration
 from speculant_graph.draft.options import DEFAULT_OPTIONS, DraftOptions, require_source, settings_of
-from speculant_graph.errors import ConfigError, DraftRequestError
+from speculant_graph.errors import ConfigError, DraftRequestError, TokenizerMismatchError
 from speculant_graph.graph.layers import require_layers
 from speculant_graph.graph.layout import MAX_VOCABULARY, Int64Array
 from speculant_graph.graph.ngrams import NgramGraph
@@ -109,7 +108,13 @@ class SessionDrafter:
         require_source(self.config, has_graph)
         vocabulary_size = graphs[0].vocabulary_size if graphs else vocabulary_size or MAX_VOCABULARY
         if graphs and learned is not None and learned.tokenizer is not None:
-            require_same(learned.tokenizer, graphs[0].metadata.tokenizer, "the store of learned text")
+            theirs, ours = learned.tokenizer, graphs[0].metadata.tokenizer
+            if theirs.sha256 != ours.sha256:
+                raise TokenizerMismatchError(
+                    f"the learned text has tokenizer {theirs.name} ({theirs.sha256[:12]}), and the graph {ours.name} "
+                    f"({ours.sha256[:12]})",
+                    fix="open another folder of learned text",
+                )
         self.learned = learned or LearnedStore(self.config.max_learned_tokens)
         self.calibration = calibration or self.learned.load_calibration() or _calibration_of(graphs)
         # Clients may send any options, so the cache is bounded.

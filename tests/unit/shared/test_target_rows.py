@@ -14,8 +14,10 @@ from speculant_graph.draft.learning.learned_store import LearnedStore, load_rows
 from speculant_graph.draft.session_drafter import SessionDrafter
 from speculant_graph.errors import ConfigError
 from support.graphs import graph_of
-from support.learned import TOKENIZER, path_of
+from support.learned import path_of
 from support.sessions import drafter_of, started
+
+GRAPH = graph_of([[1, 2]], 2, 100)
 
 
 def rows_of(memory: LearnedMemory) -> dict[int, list[list[int]]]:
@@ -67,13 +69,13 @@ def test_damaged_rows_are_refused(damage: str) -> None:
 
 
 def store_of(folder: Path) -> LearnedStore:
-    return LearnedStore(1_000, folder, TOKENIZER)
+    return LearnedStore(1_000, folder, GRAPH.metadata.tokenizer)
 
 
 def taught(folder: Path) -> None:
     """Give a row to a sequence of tenant "a", and close the store properly."""
     with store_of(folder) as store:
-        drafter = SessionDrafter(graph_of([[1, 2]], 2, 100), learned=store)
+        drafter = SessionDrafter(GRAPH, learned=store)
         started(drafter, 1, [30, 31], tenant="a", learn=True)
         drafter.recycle(1, [0], [[70, 71]])
         drafter.accept(1, [9])
@@ -83,7 +85,7 @@ def taught(folder: Path) -> None:
 def test_rows_of_a_tenant_survive_a_restart_and_are_nobody_elses(tmp_path: Path) -> None:
     taught(tmp_path)
     with store_of(tmp_path) as store:
-        drafter = drafter_of(graph_of([[1, 2]], 2, 100), learned=store)
+        drafter = drafter_of(GRAPH, learned=store)
         assert started(drafter, 1, [30, 31], tenant="a").token_ids[:1] == (70,)
         assert started(drafter, 2, [30, 31], tenant="b").token_ids == ()
         drafter.close(1)
