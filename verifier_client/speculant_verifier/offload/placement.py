@@ -217,9 +217,10 @@ def plan_for(
         fixes += ["lower verifier.max_kv_tokens"] if verifier.max_kv_tokens else []
         fixes += ["set verifier.dtype bfloat16"] if dtype.itemsize > torch.bfloat16.itemsize else []
         raise ConfigError(
-            f"{_readable(fixed)} of model '{verifier.model_name}' must stay in memory; with the process "
-            f"({_readable(process)}), keys, values, logits and space for what is read, that takes "
-            f"{_readable((fixed + least * unit + taken - reserved) / (1.0 - share))} of {_readable(budget)}",
+            f"model '{verifier.model_name}' needs "
+            f"{_readable((fixed + least * unit + taken - reserved) / (1.0 - share))}, but the budget is "
+            f"{_readable(budget)}; {_readable(fixed)} of weights must stay in memory, and the process has taken "
+            f"{_readable(process)}",
             fix=", or ".join(fixes),
             field="verifier.memory_budget",
         )
