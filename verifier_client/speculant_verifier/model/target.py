@@ -22,6 +22,7 @@ from speculant_graph.types import EMPTY_DRAFT, Draft, Fingerprint, TokenId
 from speculant_verifier.cache import CacheLayout, SlotCache
 from speculant_verifier.cache.pass_layout import ForwardPlan, sizes_of
 from speculant_verifier.conversation.harmony_tokens import HarmonyTokens
+from speculant_verifier.half_precision import products_for
 from speculant_verifier.model.attention import attends_in_parts, use_attention
 from speculant_verifier.model.loading import (
     check_architecture,
@@ -95,6 +96,7 @@ class TargetModel:
         """Object that streams the weights that do not fit into memory; None if all weights fit."""
         self.stall_s = 0.0
         """Total seconds for which passes waited for weights; 0 if all weights are in memory."""
+        self._products = products_for(model)
         self._recorder = PassRecorder(self._compute) if self.layout.rounds else None
         self.is_steady = self._recorder is None
         """Whether the latest pass was as fast as later passes of the same shape will be."""
@@ -324,14 +326,15 @@ class TargetModel:
         if not self.takes_mask_per_layer_type:
             masks = plan.sliding if plan.full is None else plan.full
         try:
-            output = self.model(
-                token_ids,
-                position_ids=plan.position_ids,
-                attention_mask=masks,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=keep,
-            )
+            with self._products:
+                output = self.model(
+                    token_ids,
+                    position_ids=plan.position_ids,
+                    attention_mask=masks,
+                    past_key_values=cache,
+                    use_cache=True,
+                    logits_to_keep=keep,
+                )
         finally:
             if self.offload is not None:
                 self.stall_s = self.offload.stall_s

@@ -23,12 +23,11 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from speculant_graph import _core
 from speculant_graph.errors import ConfigError
+from speculant_verifier.half_precision import STRETCH, lacks_instructions
 from speculant_verifier.sources import MODEL_SETTING
 
 BLOCK = 32
 """Number of values that share an exponent in MXFP4."""
-_STRETCH = 1 << 21
-"""Size of the buffer into which a CPU decodes rows, in bytes."""
 _TOGETHER = 4
 """Number of experts that a GPU decodes at a time. An expert of gpt-oss-20b takes 50 MB in bfloat16."""
 _METHOD = "speculant-packed"
@@ -122,9 +121,12 @@ class PackedExperts(nn.Module):
         """Multiply input rows by one of an expert's matrices, and add the bias."""
         parts: Any = self._parameters
         blocks, scales, bias = (parts[f"{name}{part}"][expert] for part in ("_blocks", "_scales", "_bias"))
-        num_rows, width = len(blocks), inputs.shape[1]
-        stretch = max(1, _STRETCH // (width * inputs.element_size()))
-        buffer, outputs = inputs.new_empty(min(stretch, num_rows), width), inputs.new_empty(len(inputs), num_rows)
+        outputs = inputs.new_empty(len(inputs), len(blocks))
+        if lacks_instructions(inputs.dtype):
+            inputs = inputs.float()
+        num_rows, width = outputs.shape[1], inputs.shape[1]
+        stretch = max(1, STRETCH // (width * inputs.element_size()))
+        buffer = inputs.new_empty(min(stretch, num_rows), width)
         for first in range(0, num_rows, stretch):
             rows = slice(first, first + stretch)
             decoded = decode(blocks[rows], scales[rows], buffer[: len(blocks[rows])])

@@ -1,0 +1,104 @@
+"""Products of matrices in bfloat16 or float16 on CPUs that have no instructions for these data types.
+
+CPUs without AVX-512 have none. torch then multiplies number by number: slowly for many rows, and 40 times as slowly if
+the weights are stored as for ``inputs @ weights``, as gpt-oss stores its experts. Here a part of the weights at a time
+is converted to float32, into a buffer that fits into the CPU cache, and multiplied in float32. Results are rounded to
+the original data type once, after all additions, so they are at least as exact as torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+STRETCH = 1 << 21
+"""Size of the buffer into which weights are converted or decoded, in bytes."""
+_FEW_ROWS = 2
+"""Up to this number of rows, torch is as fast with weights that are stored as for ``nn.functional.linear``."""
+
+
+@cache
+def lacks_instructions(dtype: torch.dtype) -> bool:
+    """Return whether this CPU has no instructions for products of a data type."""
+    supports = {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return dtype in supports and not supports[dtype]()
+
+
+class Float32Products(TorchFunctionMode):
+    """Computes products of half-precision matrices on the CPU in float32, wherever a model computes them."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Replace the two products that models use: of layers, and of groups of rows with their experts."""
+        kwargs = kwargs or {}
+        if func is nn.functional.linear:
+            return _linear(*args, **kwargs)
+        if func is torch._grouped_mm and _is_slow(args[1]):
+            return _grouped(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def products_for(model: PreTrainedModel) -> AbstractContextManager[object]:
+    """Return the context in which a model's passes run: :class:`Float32Products` if the model needs it."""
+    return Float32Products() if model.device.type == "cpu" and lacks_instructions(model.dtype) else nullcontext()
+
+
+def product(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply matrices in float32, a part of the weights at a time.
+
+    Args:
+        inputs: ``[n, inner]``, in any floating-point type.
+        weights: ``[inner, width]``, in any floating-point type and memory order.
+        bias: ``[width]``; None for none.
+
+    Returns:
+        The product plus the bias, ``[n, width]``, in the data type of ``inputs``.
+    """
+    rows = inputs.float()
+    outputs = rows.new_zeros(len(rows), weights.shape[1])
+    if bias is not None:
+        outputs += bias
+    is_by_column = weights.stride(0) == 1
+    stored = weights.T if is_by_column else weights
+    count = max(1, STRETCH // (stored.shape[1] * rows.element_size()))
+    buffer = rows.new_empty(min(count, len(stored)), stored.shape[1])
+    for first in range(0, len(stored), count):
+        part = slice(first, first + count)
+        converted = buffer[: len(stored[part])].copy_(stored[part])
+        if is_by_column:
+            outputs[:, part].addmm_(rows, converted.T)
+        else:
+            outputs.addmm_(rows[:, part], converted)
+    return outputs.to(inputs.dtype)
+
+
+def _is_slow(weights: Tensor) -> bool:
+    return weights.device.type == "cpu" and lacks_instructions(weights.dtype)
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if not _is_slow(weight) or input.shape[:-1].numel() <= _FEW_ROWS:
+        return nn.functional.linear(input, weight, bias)
+    outputs = product(input.reshape(-1, input.shape[-1]), weight.T, bias)
+    return outputs.view(*input.shape[:-1], -1)
+
+
+def _grouped(inputs: Tensor, weights: Tensor, *, offs: Tensor, bias: None = None, out_dtype: None = None) -> Tensor:
+    """Multiply groups of rows, ``[n, inner]``, by one matrix each, ``[e, inner, width]``; ``offs`` has their ends."""
+    outputs, first = inputs.new_zeros(len(inputs), weights.shape[2]), 0
+    for matrix, end in zip(weights, offs.tolist(), strict=True):
+        if end > first:
+            outputs[first:end] = product(inputs[first:end], matrix)
+        first = end
+    return outputs
