@@ -24,6 +24,7 @@ from speculant_verifier.offload.placement import plan_for
 from speculant_verifier.offload.weight_files import StoredTensor, WeightReader
 from speculant_verifier.service.metrics import render_metrics
 from speculant_verifier.service.requests import Load
+from speculant_verifier.speculation.measurement import measure_costs
 from support.draft_models import noisy
 from support.lossless import decode, mixed_jobs, remembered
 from support.tiny_models import tiny_gpt_oss, tiny_model
@@ -109,14 +110,27 @@ def test_a_decoder_drafts_widely_and_tells_what_was_read(checkpoint):
         assert {each.batch for each in points.values()} == {1}
         measured = {tokens for tokens, each in points.items() if each.is_measured}
         has_experts = decoder.target.offload.plan.unit == "expert"
-        assert measured == ({1, 2} if has_experts else {1, 257})
-        assert set(points) == ({1, 2, 4, 8, 16, 32, 64, 257} if has_experts else {1, 257})
+        assert measured == ({1, 2} if has_experts else {1, 17, 257})
+        assert set(points) == ({1, 2, 4, 8, 16, 32, 64, 257} if has_experts else {1, 17, 257})
         assert points[257].ms >= points[1].ms or not has_experts
         assert decoder.generate("abcabcabcabc", GenerationConfig(max_tokens=20)).token_ids == expected
         metrics = render_metrics(decoder, Load(ServiceConfig(), 1), {}).decode()
         read = re.search(r"speculant_verifier_offload_bytes_total ([0-9.e+]+)$", metrics, re.MULTILINE)
         assert 0.0 < float(read[1]) <= decoder.target.offload.num_bytes
     whole.close()
+
+
+def test_wide_passes_that_would_take_long_are_predicted(checkpoint):
+    """A slow model runs two passes at its first start."""
+    target = load(checkpoint, 1)
+    has_experts = target.offload.plan.unit == "expert"
+    points = measure_costs(target, (1, 2), (1, 8, 64, 257), budget_s=0.0).points
+    assert [each.tokens for each in points] == ([1, 2, 8, 64, 257] if has_experts else [1, 17, 64, 257])
+    assert [each.is_measured for each in points] == [each.tokens in {1, 2, 17} for each in points]
+    times = [each.ms for each in points]
+    assert all(times[1] <= each for each in times[2:])
+    assert times[2:] == sorted(times[2:])
+    target.close()
 
 
 @pytest.mark.parametrize("strategy", ["model", "specexec"])

@@ -1,8 +1,8 @@
 """Measures the cost of forward passes, within a time budget, and stores it in the user's cache folder.
 
 Each cache file has the costs for one combination of model, machine and configuration. If a cache file is damaged, the
-costs are measured again. If a model streams weights, passes take seconds, so only two are measured. The costs of other
-passes are predicted from the bytes that they read.
+costs are measured again. If a model streams weights, passes may take seconds, so only two or three are measured. The
+costs of other passes are predicted from the bytes that they read and from the time that their computation takes.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ empty during the measurement, because filling them takes as long as dozens of pa
 _FEWEST_WIDTHS = 2
 """Minimum number of widths that must be measured for a batch size. A batch size with fewer widths is omitted, because a
 single width does not show the cost per token."""
+_STREAMED_WIDTH = 17
+"""Number of tokens of the second pass if layers are streamed."""
 _SILENCE_S = 2.0
 """Minimum number of seconds between two progress lines in the log."""
 _VERSION = 5
@@ -86,7 +88,7 @@ def load_or_measure(
         pass
     except (OSError, ValueError) as error:
         logger.warning("{} has no measured costs ({}), measuring again", path, type(error).__name__)
-    time = f"for about {BUDGET_S:.0f} s" if target.offload is None else "by two passes, because each reads weights"
+    time = f"for about {BUDGET_S:.0f} s" if target.offload is None else "by two or three passes, because each reads weights"
     logger.info("measuring the cost of passes of '{}' on this machine, once, {}", target.name, time)
     tokens = {most_nodes + 1, *(width for width in TOKENS if width <= most_nodes)}
     table = measure_costs(target, batches, tokens, urgent=(1, 2, most_nodes + 1))
@@ -146,28 +148,30 @@ def measure_costs(
         tokens: numbers of tokens per row; 1 is always measured.
         context: number of tokens in the cache of every row; None: :data:`CONTEXT`, or 0 for a slow model.
         budget_s: time budget, in seconds. The first two passes always run; a later pass starts only if it can end in
-            time. For a model with streamed weights only two passes run, with empty caches. With streamed weights, the
-            first pass is over one token. With streamed layers, the second pass is over the maximum number of tokens.
-            With streamed experts, the second pass is over two tokens, and the costs of wider passes are predicted.
+            time. For a model with streamed weights two or three passes run, with empty caches. The first pass is over
+            one token. With streamed layers, the second pass is over 17 tokens, and a pass over the maximum
+            number of tokens follows if it can end in time. With streamed experts, the second pass is over
+            two tokens. The costs of wider passes are predicted.
         urgent: numbers of tokens per row that are measured before all others, if they are in ``tokens``.
     """
     rows, first, wanted = [*dict.fromkeys(batches)], {1, *urgent}, {1, *tokens}
     plan, most = None if target.offload is None else target.offload.plan, target.max_length
-    predicted: list[int] = []
     if plan is not None:
         context, rows, most = 0, rows[:1], min(most, 1 + plan.most_nodes)
-        if plan.unit == "expert":  # otherwise the widest pass would read the whole model
-            predicted = sorted({min(width, most) for width in wanted if width > 2})
-        wanted = first = {1, 2} if predicted else {1, max(wanted)}
     widths = sorted({min(width, most) for width in wanted})
+    run = widths
+    if plan is not None:
+        second = 2 if plan.unit == "expert" else _STREAMED_WIDTH
+        widest = {second} if plan.unit == "expert" else {second, widths[-1]}  # otherwise it would read all experts
+        run = sorted(first := {min(width, widths[-1]) for width in (1, *widest)})
     capacity = max(0, most - widths[-1] - 1)
-    measurement = _Measurement(target, context, capacity, widths[-1], budget_s)
-    for point in _order(rows, widths, first):
+    measurement = _Measurement(target, context, capacity, run[-1], budget_s)
+    for point in _order(rows, run, first):
         if measurement.may_run(point, is_urgent=point[0] == rows[0] and point[1] in first):
             measurement.run(point)
     if plan is None:
         measurement.repeat()
-    return measurement.table([(rows[0], width) for width in predicted])
+    return measurement.table([(rows[0], width) for width in widths])
 
 
 def _order(rows: list[int], widths: list[int], urgent: set[int]) -> Iterator[_Point]:
@@ -189,6 +193,8 @@ class _Measurement:
         self._started_s = self._told_s = time.perf_counter()
         self._target, self._budget_s = target, budget_s
         self._best_s: dict[_Point, float] = {}
+        self._computed_s = 0.0
+        """Duration of the latest pass, without the time for which it waited for weights."""
         self._first_byte = 0 if target.offload is None else target.offload.num_bytes
         self._num_passes = 0
         self._probe = _Probe(target, 0, widest)
@@ -241,26 +247,37 @@ class _Measurement:
                 self._note(point)
 
     def _note(self, point: _Point) -> None:
+        stall_s = self._target.stall_s
         seconds = self._probe.pass_s(*point)
+        self._computed_s = seconds - (self._target.stall_s - stall_s)
         self._best_s[point] = min(self._best_s.get(point, seconds), seconds)
         self._num_passes += 1
         if time.perf_counter() - self._told_s > _SILENCE_S:
             self._told_s = time.perf_counter()
             logger.info("measuring the cost of passes: {} passes in {:.0f} s", self._num_passes, self._spent_s)
 
-    def _predicted(self, wanted: list[_Point]) -> Iterator[CostPoint]:
-        """Yield passes that were not run, with times predicted from the reading speed, never below a measured time."""
+    def _predicted(self, wanted: Iterable[_Point]) -> Iterator[CostPoint]:
+        """Yield passes over more tokens than any that ran, with predicted times, never below a measured time.
+
+        With streamed experts, the time is that for reading. With streamed layers, every pass reads the same, and the
+        time for computation grows with the number of tokens.
+        """
         offload = self._target.offload
         if offload is None:
             return
-        least_s = max(self._best_s.values())
+        most, least_s = max(self._best_s), max(self._best_s.values())
         rate = (offload.num_bytes - self._first_byte) / sum(self._best_s.values())
         for batch, width in wanted:
-            read_s = offload.plan.bytes_of(batch * width) / rate if rate else 0.0
-            yield CostPoint(batch, width, 1e3 * max(least_s, read_s), is_measured=False)
+            if (batch, width) <= most:
+                continue
+            if offload.plan.unit == "layer":
+                seconds = self._computed_s * width / most[1]
+            else:
+                seconds = offload.plan.bytes_of(batch * width) / rate if rate else 0.0
+            yield CostPoint(batch, width, 1e3 * max(least_s, seconds), is_measured=False)
 
-    def table(self, predicted: list[_Point]) -> CostTable:
-        """Return the measured passes and, for a model with streamed weights, predictions of other passes."""
+    def table(self, wanted: Iterable[_Point]) -> CostTable:
+        """Return the measured passes and, for a model with streamed weights, predictions of wider ones of ``wanted``."""
         num_widths = [sum(rows == batch for rows, _ in self._best_s) for batch, _ in self._best_s]
         most = max(num_widths)
         points = tuple(
@@ -268,7 +285,7 @@ class _Measurement:
             for (point, seconds), widths in zip(self._best_s.items(), num_widths, strict=True)
             if widths >= min(most, _FEWEST_WIDTHS)
         )
-        points = tuple(sorted((*points, *self._predicted(predicted)), key=lambda each: (each.batch, each.tokens)))
+        points = tuple(sorted((*points, *self._predicted(wanted)), key=lambda each: (each.batch, each.tokens)))
         return CostTable(points, self._context, self._target.typical_curve)
 
 
