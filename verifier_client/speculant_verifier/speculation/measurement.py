@@ -88,7 +88,7 @@ def load_or_measure(
         pass
     except (OSError, ValueError) as error:
         logger.warning("{} has no measured costs ({}), measuring again", path, type(error).__name__)
-    time = f"for about {BUDGET_S:.0f} s" if target.offload is None else "by two or three passes, because each reads weights"
+    time = f"for about {BUDGET_S:.0f} s" if target.offload is None else "by two passes or three that read weights"
     logger.info("measuring the cost of passes of '{}' on this machine, once, {}", target.name, time)
     tokens = {most_nodes + 1, *(width for width in TOKENS if width <= most_nodes)}
     table = measure_costs(target, batches, tokens, urgent=(1, 2, most_nodes + 1))
@@ -277,7 +277,7 @@ class _Measurement:
             yield CostPoint(batch, width, 1e3 * max(least_s, seconds), is_measured=False)
 
     def table(self, wanted: Iterable[_Point]) -> CostTable:
-        """Return the measured passes and, for a model with streamed weights, predictions of wider ones of ``wanted``."""
+        """Return the measured passes and, if weights are streamed, predictions of the wider passes in ``wanted``."""
         num_widths = [sum(rows == batch for rows, _ in self._best_s) for batch, _ in self._best_s]
         most = max(num_widths)
         points = tuple(
