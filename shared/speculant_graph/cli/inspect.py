@@ -27,7 +27,7 @@ _SHOWN_FILES = 3
 
 
 class InspectSettings(ReportingSettings):
-    """Show a graph file's content, its drafts and its coverage of a text, or show a tenant's learned text."""
+    """Show a graph file's content, drafts and coverage of a text; or show, export or remove a tenant's learned text."""
 
     path: CliPositionalArg[Path | None] = None
     """Graph file."""
@@ -38,6 +38,8 @@ class InspectSettings(ReportingSettings):
     """Name of the tenant whose text --learned shows."""
     export: Path | None = None
     """With --learned, write all of the tenant's learned text to this file, as one graph."""
+    forget: bool = False
+    """With --learned, remove all of the tenant's learned text, after an --export. No sidecar may use the folder."""
     prompt: str | None = None
     """Show the draft after this text, and the known next tokens at every n-gram order."""
     coverage: Path | None = None
@@ -62,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         if settings.path is not None:
             raise ConfigError("a graph file and --learned exclude each other", fix="leave one out", field="path")
         return _inspect_learned(settings, settings.learned)
-    for name in ("tenant", "export"):
+    for name in ("tenant", "export", "forget"):
         if name in settings.model_fields_set:
             raise ConfigError(f"--{name} needs the folder of learned text", fix="name it by --learned", field=name)
     if settings.path is None:
@@ -109,8 +111,11 @@ def run(arguments: Sequence[str]) -> int:
 def _inspect_learned(settings: InspectSettings, folder: Path) -> int:
     from speculant_graph.cli.graphs import summary_of
     from speculant_graph.cli.learned import report_learned, rows_of
+    from speculant_graph.draft.learning.forgetting import forget_learned
 
     report, exported = report_learned(folder, settings.tenant, settings.export, settings.graph)
+    if settings.forget:
+        report["forgotten"] = forget_learned(folder, settings.tenant)
     size = f"{counted(report['tokens'], 'token')}, {report['file_bytes'] / 1e6:.1f} MB"
     _print(f"tenant {settings.tenant!r} in {folder}: {size}", style="bold")
     _print_table(rows_of(report))
@@ -118,6 +123,8 @@ def _inspect_learned(settings: InspectSettings, folder: Path) -> int:
         _print(f"{path}: damaged, left out", style="yellow")
     if exported is not None and settings.export is not None:
         _print(summary_of(settings.export, exported), style="green")
+    if settings.forget:
+        _print("removed all of it", style="green")
     if settings.json_output:
         sys.stdout.write(json_text(report) + "\n")
     return 0

@@ -99,6 +99,28 @@ def test_damage_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert first.path.exists(), "nothing is changed"
 
 
+def test_a_forgotten_tenant_leaves_nothing_and_others_keep_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    learn(tmp_path, 60, monkeypatch)
+    with opened(tmp_path, 1 << 40, SMALL, FOLD) as files:
+        files.append("other", ids(text_of(3)))
+        files.save()
+        with pytest.raises(ConfigError):  # in use
+            run(["--learned", str(tmp_path), "--tenant", "acme", "--forget"])
+        assert find_layers(folder_of(tmp_path, name_of("acme"))).layers
+    export = tmp_path.with_suffix(".last.pkl")
+    _, report = inspect(capsys, "--learned", tmp_path, "--tenant", "acme", "--export", export, "--forget")
+    assert report["forgotten"] is True
+    assert NgramGraph.load(export).metadata.num_documents == 60
+    assert not list(tmp_path.rglob(f"*{name_of('acme')}*"))
+    with opened(tmp_path, 1 << 40, SMALL, FOLD) as files:
+        assert loaded(files, "other") == [text_of(3)]
+        assert loaded(files, "acme") == []
+    with pytest.raises(ConfigError):
+        run(["--learned", str(tmp_path), "--tenant", "acme", "--forget"])
+
+
 def test_what_is_not_there(tmp_path: Path) -> None:
     opened(tmp_path).close()
     for arguments, field in (
@@ -107,6 +129,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         (["graph.pkl", "--learned", str(tmp_path)], "path"),
         (["graph.pkl", "--tenant", "acme"], "tenant"),
         (["graph.pkl", "--export", str(tmp_path / "export.pkl")], "export"),
+        (["graph.pkl", "--forget"], "forget"),
     ):
         with pytest.raises(ConfigError) as caught:
             run(arguments)

@@ -40,6 +40,8 @@ MAX_OPEN_DATABASES = 32
 """Maximum number of open databases; opening one more closes the least recently used database."""
 
 _SHARED, _SUFFIX = "shared", ".sqlite"
+SHARED = _SHARED + _SUFFIX
+"""File of the state that belongs to no tenant."""
 _LOOK_S = 0.01
 _SWEEP_S = 3_600.0
 """Seconds between two checks of all tenants' text against the age limit, which is in days."""
