@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -132,6 +133,8 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
                     "drafted_per_pass": statistics.num_drafted / statistics.num_steps,
                     "phase_ms": statistics.phase_ms(),
                 })  # fmt: skip
+                per_pass = statistics.mean_accepted_tokens
+                sys.stderr.write(f"{name}, {nodes} nodes: {rate:.3g} tokens/s, {per_pass:.3g} tokens per pass\n")
         num_bytes += offload.num_bytes
         torch.save(_logits(target, plan), plan.folder / "streamed.pt")
         passes = {}
