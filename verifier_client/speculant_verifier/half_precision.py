@@ -8,6 +8,7 @@ the original data type once, after all additions, so they are at least as exact 
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -20,18 +21,18 @@ from transformers import PreTrainedModel
 
 STRETCH = 1 << 21
 """Size of the buffer into which weights are converted or decoded, in bytes."""
+_X86 = ("x86_64", "amd64")
 _FEW_ROWS = 2
 """Up to this number of rows, torch is as fast with weights that are stored as for ``nn.functional.linear``."""
 
 
 @cache
 def lacks_instructions(dtype: torch.dtype) -> bool:
-    """Return whether this CPU has no instructions for products of a data type."""
-    supports = {
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
-    }
-    return dtype in supports and not supports[dtype]()
+    """Return whether this CPU is an x86 without instructions for products of a half-precision data type."""
+    checks = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    if dtype not in checks or platform.machine().lower() not in _X86:
+        return False
+    return not (torch.backends.mkldnn.is_available() and getattr(torch.ops.mkldnn, checks[dtype])())
 
 
 class Float32Products(TorchFunctionMode):
@@ -44,7 +45,7 @@ class Float32Products(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is nn.functional.linear:
             return _linear(*args, **kwargs)
-        if func is torch._grouped_mm and _is_slow(args[1]):
+        if func is torch._grouped_mm:
             return _grouped(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -100,8 +101,11 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return outputs.view(*input.shape[:-1], -1)
 
 
-def _grouped(inputs: Tensor, weights: Tensor, *, offs: Tensor, bias: None = None, out_dtype: None = None) -> Tensor:
+def _grouped(inputs: Tensor, weights: Tensor, *, offs: Tensor | None = None, **more: Any) -> Tensor:
     """Multiply groups of rows, ``[n, inner]``, by one matrix each, ``[e, inner, width]``; ``offs`` has their ends."""
+    is_plain = inputs.ndim == 2 and weights.ndim == 3 and all(value is None for value in more.values())
+    if offs is None or not is_plain or not _is_slow(weights):
+        return torch._grouped_mm(inputs, weights, offs=offs, **more)
     outputs, first = inputs.new_zeros(len(inputs), weights.shape[2]), 0
     for matrix, end in zip(weights, offs.tolist(), strict=True):
         if end > first:

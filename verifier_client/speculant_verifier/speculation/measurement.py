@@ -48,7 +48,7 @@ _STREAMED_WIDTH = 17
 """Number of tokens of the second pass if layers are streamed."""
 _SILENCE_S = 2.0
 """Minimum number of seconds between two progress lines in the log."""
-_VERSION = 5
+_VERSION = 6
 """Version of the measurement and its file; files of other versions are ignored."""
 _FOLDER_MODE = 0o700
 _FILE = TypeAdapter(CostTable)
@@ -149,9 +149,9 @@ def measure_costs(
         context: number of tokens in the cache of every row; None: :data:`CONTEXT`, or 0 for a slow model.
         budget_s: time budget, in seconds. The first two passes always run; a later pass starts only if it can end in
             time. For a model with streamed weights two or three passes run, with empty caches. The first pass is over
-            one token. With streamed layers, the second pass is over 17 tokens, and a pass over the maximum
-            number of tokens follows if it can end in time. With streamed experts, the second pass is over
-            two tokens. The costs of wider passes are predicted.
+            one token. With streamed layers, the second pass is over 17 tokens, and a pass over the maximum number of
+            tokens follows if it can end in time. With streamed experts, the second pass is over two tokens. The costs
+            of wider passes are predicted.
         urgent: numbers of tokens per row that are measured before all others, if they are in ``tokens``.
     """
     rows, first, wanted = [*dict.fromkeys(batches)], {1, *urgent}, {1, *tokens}
@@ -161,9 +161,9 @@ def measure_costs(
     widths = sorted({min(width, most) for width in wanted})
     run = widths
     if plan is not None:
-        second = 2 if plan.unit == "expert" else _STREAMED_WIDTH
-        widest = {second} if plan.unit == "expert" else {second, widths[-1]}  # otherwise it would read all experts
-        run = sorted(first := {min(width, widths[-1]) for width in (1, *widest)})
+        # The widest pass would read all experts.
+        more = (2,) if plan.unit == "expert" else (_STREAMED_WIDTH, widths[-1])
+        run = sorted(first := {min(width, widths[-1]) for width in (1, *more)})
     capacity = max(0, most - widths[-1] - 1)
     measurement = _Measurement(target, context, capacity, run[-1], budget_s)
     for point in _order(rows, run, first):
