@@ -113,6 +113,15 @@ def _inspect_learned(settings: InspectSettings, folder: Path) -> int:
     from speculant_graph.cli.learned import report_learned, rows_of
     from speculant_graph.draft.learning.forgetting import forget_learned
 
+    if settings.forget and "tenant" not in settings.model_fields_set:
+        raise ConfigError("--forget needs a tenant", fix="name it; '' is that of requests without one", field="tenant")
+    if settings.forget and settings.export is None:  # works for damaged text, too
+        is_gone = forget_learned(folder, settings.tenant)
+        _print(f"tenant {settings.tenant!r} in {folder}: {'removed' if is_gone else 'there was no learned text'}")
+        if settings.json_output:
+            gone = {"learned": str(folder), "tenant": settings.tenant, "forgotten": is_gone}
+            sys.stdout.write(json_text(gone) + "\n")
+        return 0 if is_gone else 1
     report, exported = report_learned(folder, settings.tenant, settings.export, settings.graph)
     if settings.forget:
         report["forgotten"] = forget_learned(folder, settings.tenant)
@@ -124,7 +133,7 @@ def _inspect_learned(settings: InspectSettings, folder: Path) -> int:
     if exported is not None and settings.export is not None:
         _print(summary_of(settings.export, exported), style="green")
     if settings.forget:
-        _print("removed all of it", style="green")
+        _print("removed", style="green")
     if settings.json_output:
         sys.stdout.write(json_text(report) + "\n")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -117,8 +118,32 @@ def test_a_forgotten_tenant_leaves_nothing_and_others_keep_all(
     with opened(tmp_path, 1 << 40, SMALL, FOLD) as files:
         assert loaded(files, "other") == [text_of(3)]
         assert loaded(files, "acme") == []
-    with pytest.raises(ConfigError):
-        run(["--learned", str(tmp_path), "--tenant", "acme", "--forget"])
+    assert run(["--learned", str(tmp_path), "--tenant", "acme", "--forget"]) == 1
+
+
+@pytest.mark.parametrize("name", ["acme.sqlite", "acme.damaged"])
+def test_damaged_text_is_forgotten_too(tmp_path: Path, name: str) -> None:
+    opened(tmp_path).close()
+    path = tmp_path / name.replace("acme", name_of("acme"))
+    path.write_bytes(b"no database" * 500)
+    with pytest.raises(ConfigError) as caught:  # not by a mere omission
+        run(["--learned", str(tmp_path), "--forget"])
+    assert caught.value.field == "tenant"
+    assert run(["--learned", str(tmp_path), "--tenant", "acme", "--forget"]) == 0
+    assert not path.exists()
+    opened(tmp_path).close()
+
+
+def test_a_folder_that_names_no_tokenizer_is_left_as_it_is(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    with sqlite3.connect(tmp_path / "shared.sqlite") as connection:
+        connection.execute("DELETE FROM states")
+    connection.close()
+    for folder in (tmp_path, tmp_path / "other"):
+        with pytest.raises(ConfigError) as caught:
+            run(["--learned", str(folder), "--tenant", "acme", "--forget"])
+        assert caught.value.field == "learned"
+    opened(tmp_path).close()
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class CostPoint:
     ms: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     """Duration of the pass in milliseconds."""
     is_measured: bool = True
-    """Whether the time was measured; otherwise it was predicted from the bytes that the pass reads."""
+    """Whether the time was measured; otherwise it was predicted, for a model with streamed weights."""
 
 
 @dataclass(frozen=True)

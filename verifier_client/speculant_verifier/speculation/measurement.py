@@ -46,6 +46,9 @@ _FEWEST_WIDTHS = 2
 single width does not show the cost per token."""
 _STREAMED_WIDTH = 17
 """Number of tokens of the second pass if layers are streamed."""
+_QUICK_SHARE = 0.1
+"""If the very first pass takes less than this share of the time budget, it runs again: the first one includes one-time
+initialisation."""
 _SILENCE_S = 2.0
 """Minimum number of seconds between two progress lines in the log."""
 _VERSION = 6
@@ -88,7 +91,7 @@ def load_or_measure(
         pass
     except (OSError, ValueError) as error:
         logger.warning("{} has no measured costs ({}), measuring again", path, type(error).__name__)
-    time = f"for about {BUDGET_S:.0f} s" if target.offload is None else "by two passes or three that read weights"
+    time = f"for about {BUDGET_S:.0f} s" if target.offload is None else "in two or three passes that read weights"
     logger.info("measuring the cost of passes of '{}' on this machine, once, {}", target.name, time)
     tokens = {most_nodes + 1, *(width for width in TOKENS if width <= most_nodes)}
     table = measure_costs(target, batches, tokens, urgent=(1, 2, most_nodes + 1))
@@ -193,10 +196,9 @@ class _Measurement:
         self._started_s = self._told_s = time.perf_counter()
         self._target, self._budget_s = target, budget_s
         self._best_s: dict[_Point, float] = {}
-        self._computed_s = 0.0
-        """Duration of the latest pass, without the time for which it waited for weights."""
+        self._computed_s: dict[_Point, float] = {}  # without the time for which passes waited for weights
         self._first_byte = 0 if target.offload is None else target.offload.num_bytes
-        self._num_passes = 0
+        self._num_passes, self._passes_s = 0, 0.0
         self._probe = _Probe(target, 0, widest)
         self._context = min(CONTEXT, capacity) if context is None else min(context, capacity)
         if context is None and target.offload is None:  # the very first pass includes one-time initialisation
@@ -219,6 +221,8 @@ class _Measurement:
         if len(self._best_s) < _FEWEST_WIDTHS:
             return True
         batch, width = point
+        if self._target.offload is not None:
+            return self._predicted_s(point) <= self._budget_s - self._spent_s
         known = [(rows * tokens, seconds) for (rows, tokens), seconds in self._best_s.items()]
         size, seconds = max((each for each in known if each[0] <= batch * width), default=min(known))
         left_s = (1.0 if is_urgent else _SHARE_OF_SETUP) * self._budget_s - self._spent_s
@@ -236,6 +240,8 @@ class _Measurement:
         for _ in range(self._target.num_unsteady):
             self._probe.pass_s(*point)
         self._note(point)
+        if len(self._best_s) == 1 and self._best_s[point] < _QUICK_SHARE * self._budget_s:
+            self._note(point)
 
     def repeat(self) -> None:
         """Repeat all passes until the time budget is spent."""
@@ -249,32 +255,38 @@ class _Measurement:
     def _note(self, point: _Point) -> None:
         stall_s = self._target.stall_s
         seconds = self._probe.pass_s(*point)
-        self._computed_s = seconds - (self._target.stall_s - stall_s)
-        self._best_s[point] = min(self._best_s.get(point, seconds), seconds)
+        if seconds <= self._best_s.get(point, seconds):
+            self._best_s[point] = seconds
+            self._computed_s[point] = seconds - (self._target.stall_s - stall_s)
         self._num_passes += 1
+        self._passes_s += seconds
         if time.perf_counter() - self._told_s > _SILENCE_S:
             self._told_s = time.perf_counter()
             logger.info("measuring the cost of passes: {} passes in {:.0f} s", self._num_passes, self._spent_s)
 
-    def _predicted(self, wanted: Iterable[_Point]) -> Iterator[CostPoint]:
-        """Yield passes over more tokens than any that ran, with predicted times, never below a measured time.
+    def _predicted_s(self, point: _Point) -> float:
+        """Predict the time of a pass over more tokens than any that ran; it is never below a measured time.
 
         With streamed experts, the time is that for reading. With streamed layers, every pass reads the same, and the
-        time for computation grows with the number of tokens.
+        time for computation grows linearly with the number of tokens.
         """
         offload = self._target.offload
-        if offload is None:
+        assert offload is not None
+        least_s = max(self._best_s.values())
+        if offload.plan.unit == "expert":
+            rate = (offload.num_bytes - self._first_byte) / self._passes_s
+            return max(least_s, offload.plan.bytes_of(point[0] * point[1]) / rate if rate else 0.0)
+        (_, narrow), (_, wide) = min(self._computed_s), max(self._computed_s)
+        narrow_s, wide_s = self._computed_s[min(self._computed_s)], self._computed_s[max(self._computed_s)]
+        slope = max(0.0, wide_s - narrow_s) / max(1, wide - narrow)
+        return max(least_s, wide_s + slope * (point[1] - wide))
+
+    def _predicted(self, wanted: Iterable[_Point]) -> Iterator[CostPoint]:
+        if self._target.offload is None:
             return
-        most, least_s = max(self._best_s), max(self._best_s.values())
-        rate = (offload.num_bytes - self._first_byte) / sum(self._best_s.values())
         for batch, width in wanted:
-            if (batch, width) <= most:
-                continue
-            if offload.plan.unit == "layer":
-                seconds = self._computed_s * width / most[1]
-            else:
-                seconds = offload.plan.bytes_of(batch * width) / rate if rate else 0.0
-            yield CostPoint(batch, width, 1e3 * max(least_s, seconds), is_measured=False)
+            if (batch, width) > max(self._best_s):
+                yield CostPoint(batch, width, 1e3 * self._predicted_s((batch, width)), is_measured=False)
 
     def table(self, wanted: Iterable[_Point]) -> CostTable:
         """Return the measured passes and, if weights are streamed, predictions of the wider passes in ``wanted``."""

@@ -32,12 +32,16 @@ def forget_learned(learned: Path, tenant: str) -> bool:
 
 def _tokenizer_of(learned: Path) -> Fingerprint:
     path = learned / SHARED
+    if not path.exists():
+        raise ConfigError(f"{learned} is not a graph's folder of learned text", fix="check its name", field="learned")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=0)) as connection:
             row = connection.execute("SELECT content FROM states WHERE name = 'tokenizer'").fetchone()
     except sqlite3.Error as error:
         if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
-            raise ConfigError(f"{learned} is in use by another process", fix="stop it", field="learned") from error
+            raise ConfigError(f"a process uses {learned}", fix="stop the sidecar", field="learned") from error
         raise ConfigError(f"{path} can't be read ({error})", fix="check it", field="learned") from error
-    sha256, _, name = (b"" if row is None else bytes(row[0])).decode(errors="replace").partition(" ")
+    if row is None:
+        raise ConfigError(f"{path} names no tokenizer", fix="remove the tenant's files yourself", field="learned")
+    sha256, _, name = bytes(row[0]).decode(errors="replace").partition(" ")
     return Fingerprint(name, sha256, 0)
