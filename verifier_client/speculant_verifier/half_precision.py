@@ -36,7 +36,7 @@ def lacks_instructions(dtype: torch.dtype) -> bool:
 
 
 class Float32Products(TorchFunctionMode):
-    """Computes products of half-precision matrices on the CPU in float32, wherever a model computes them."""
+    """Computes half-precision products on the CPU in float32; layers leave up to two rows to torch."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -67,7 +67,7 @@ def product(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tens
         The product plus the bias, ``[n, width]``, in the data type of ``inputs``.
     """
     rows = inputs.float()
-    if weights.stride(0) == 1:  # by few rows, weights are multiplied up to 1.7 times as fast as the left operand
+    if weights.stride(0) == 1:  # with few rows, weights are up to 1.7 times as fast as the left operand
         turned = rows.new_empty(weights.shape[1], len(rows))
         for part, converted in _converted(weights.T):
             torch.mm(converted, rows.T, out=turned[part])
