@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-STRETCH = 1 << 21
-"""Size of the buffer into which weights are converted or decoded, in bytes."""
+_SPACE_BYTES = 1 << 21
 _X86 = ("x86_64", "amd64")
 _FEW_ROWS = 2
 """Up to this number of rows, torch is as fast with weights that are stored as for ``nn.functional.linear``."""
@@ -83,11 +82,26 @@ def product(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tens
 
 def _converted(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield parts of a matrix's rows in float32; all parts share one buffer."""
-    count = max(1, STRETCH // (matrix.shape[1] * torch.float32.itemsize))
-    buffer = torch.empty(min(count, len(matrix)), matrix.shape[1], dtype=torch.float32)
-    for first in range(0, len(matrix), count):
-        part = slice(first, first + count)
-        yield part, buffer[: len(matrix[part])].copy_(matrix[part])
+    for part, space in spaces(*matrix.shape, torch.float32):
+        yield part, space.copy_(matrix[part])
+
+
+def spaces(num_rows: int, width: int, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+    """Yield parts of a matrix's rows, each with space for them that fits into the CPU cache.
+
+    Args:
+        num_rows: number of rows of the matrix.
+        width: number of columns of the matrix.
+        dtype: data type of the space; a part takes up to 2 MB, and has at least one row.
+
+    Yields:
+        The part's rows and their space, ``[rows, width]``, which the next part overwrites.
+    """
+    count = max(1, _SPACE_BYTES // max(1, width * dtype.itemsize))
+    buffer = torch.empty(min(count, num_rows), width, dtype=dtype)
+    for first in range(0, num_rows, count):
+        part = slice(first, min(first + count, num_rows))
+        yield part, buffer[: part.stop - first]
 
 
 def _is_slow(weights: Tensor) -> bool:

@@ -166,8 +166,9 @@ def _checked_cost(settings: BenchReplaySettings) -> CostCurve | None:
             raise ConfigError("--layers counts tokens per step and ignores the cost of passes; leave --cost out")
         if settings.picture is not None and not settings.picture.parent.is_dir():
             raise ConfigError(f"--picture: there is no folder {settings.picture.parent}", fix="make it first")
-    elif settings.picture is not None:
-        raise ConfigError("--picture draws the curves of --layers; add --layers, or leave --picture out")
+    for name in sorted({"picture", "slices"} & settings.model_fields_set):
+        if not settings.layers:
+            raise ConfigError(f"--{name} is used only with --layers; add --layers, or leave --{name} out")
     has_graph = bool(settings.corpus or settings.graph_path)
     for name in settings.strategy:
         if name != _PROMPT_LOOKUP and STRATEGIES[name].needs_graph and not has_graph:

@@ -93,6 +93,7 @@ def test_every_file_is_a_tenant(bench: Bench, tmp_path: Path) -> None:
         ["--online", "--layers", "--cost", "dense"],
         ["--online", "--layers", "--max-learned-tokens", "0"],
         ["--online", "--picture", "a.svg"],
+        ["--online", "--slices", "4"],
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -16,8 +16,9 @@ from transformers.utils.quantization_config import Mxfp4Config
 from speculant_graph import _core
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
+from speculant_verifier import half_precision
 from speculant_verifier.model import TargetModel
-from speculant_verifier.offload import packed_experts, placement, plan_for
+from speculant_verifier.offload import placement, plan_for
 from speculant_verifier.offload.packed_experts import PackedExperts, decode
 from support.lossless import decode as decode_jobs
 from support.lossless import mixed_jobs, remembered
@@ -213,6 +214,6 @@ def test_other_quantised_weights_are_refused_by_name(tmp_path):
 def test_a_stretch_of_rows_at_a_time_gives_the_same(checkpoint, monkeypatch):
     target = load(checkpoint, 1)
     expected = logits(target.model, 30)
-    monkeypatch.setattr(packed_experts, "STRETCH", 700)
+    monkeypatch.setattr(half_precision, "_SPACE_BYTES", 700)
     torch.testing.assert_close(logits(target.model, 30), expected)
     target.close()

@@ -23,7 +23,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from speculant_graph import _core
 from speculant_graph.errors import ConfigError
-from speculant_verifier.half_precision import STRETCH, lacks_instructions
+from speculant_verifier.half_precision import lacks_instructions, spaces
 from speculant_verifier.sources import MODEL_SETTING
 
 BLOCK = 32
@@ -124,13 +124,8 @@ class PackedExperts(nn.Module):
         outputs = inputs.new_empty(len(inputs), len(blocks))
         if lacks_instructions(inputs.dtype):
             inputs = inputs.float()
-        num_rows, width = outputs.shape[1], inputs.shape[1]
-        stretch = max(1, STRETCH // (width * inputs.element_size()))
-        buffer = inputs.new_empty(min(stretch, num_rows), width)
-        for first in range(0, num_rows, stretch):
-            rows = slice(first, first + stretch)
-            decoded = decode(blocks[rows], scales[rows], buffer[: len(blocks[rows])])
-            outputs[:, rows] = nn.functional.linear(inputs, decoded)
+        for rows, space in spaces(len(blocks), inputs.shape[1], inputs.dtype):
+            outputs[:, rows] = nn.functional.linear(inputs, decode(blocks[rows], scales[rows], space))
         return outputs.add_(bias)
 
 

@@ -91,7 +91,7 @@ def load_or_measure(
         pass
     except (OSError, ValueError) as error:
         logger.warning("{} has no measured costs ({}), measuring again", path, type(error).__name__)
-    time = f"for about {BUDGET_S:.0f} s" if target.offload is None else "in two or three passes that read weights"
+    time = f"for about {BUDGET_S:.0f} s" if target.offload is None else "in a few passes that read weights"
     logger.info("measuring the cost of passes of '{}' on this machine, once, {}", target.name, time)
     tokens = {most_nodes + 1, *(width for width in TOKENS if width <= most_nodes)}
     table = measure_costs(target, batches, tokens, urgent=(1, 2, most_nodes + 1))
