@@ -157,12 +157,15 @@ class GraphRegistry:
             UnknownGraphError: no graph has this name.
             DraftRequestError: a layer is named twice, or there are too many layers.
         """
-        names = self.names_of(name)
-        layers = [self._served[each] for each in names if each in self._served]
-        if len(layers) < len(names):
-            if not self.is_ready:
+        names, layers = self.names_of(name), []
+        for each in names:
+            graph = self._served.get(each)
+            if graph is None and not self.is_ready:
                 raise loading()
-            raise UnknownGraphError("no graph of this name is served; leave the name empty, or list the graphs")
+            if graph is None:
+                unknown = f"graph {each}" if _NAME.fullmatch(each) else "graph of this name"
+                raise UnknownGraphError(f"no {unknown} is served; leave the name empty, or list the graphs")
+            layers.append(graph)
         return layers[0] if len(layers) == 1 else self._of_layers(_LAYERS.join(names), tuple(layers))
 
     def names_of(self, name: str) -> list[str]:

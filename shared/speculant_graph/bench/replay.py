@@ -137,8 +137,8 @@ def _replay_layers(
     budget = settings.budget[0] if "budget" in is_chosen else _BUDGET_OF_LAYERS
     draft = DraftConfig.model_validate(settings.draft.model_dump() | {"strategy": strategy, "k": budget})
     fold = settings.fold
-    if "young_tokens" not in fold.model_fields_set:
-        fold = fold.model_copy(update={"young_tokens": _YOUNG_TOKENS})
+    young = fold.young_tokens if "young_tokens" in fold.model_fields_set else _YOUNG_TOKENS
+    fold = fold.model_copy(update={"young_tokens": min(young, draft.max_learned_tokens)})
     figures = layer_figures(graphs, workloads, tokenizer, draft, fold, settings.slices)
     print_report("replay", figures, arguments, as_json=settings.json_output)
     if settings.picture is not None:

@@ -54,7 +54,7 @@ def test_failures_are_a_line_each_and_stop_nothing(
     assert main(["admin", "reload", "docs", "--address", f"{first},{away},{second}"]) == 1
     shown = capsys.readouterr()
     lines = shown.err.splitlines()
-    assert lines[0].startswith(f"speculant: admin: {first}: NOT_FOUND: no graph of this name is served; ")
+    assert lines[0].startswith(f"speculant: admin: {first}: NOT_FOUND: no graph docs is served; ")
     assert lines[1].startswith(f"speculant: admin: {away}: UNAVAILABLE: ")
     assert len(lines) == 2
     sidecars = json.loads(shown.out)["sidecars"]

@@ -65,6 +65,7 @@ def test_each_way_is_what_it_says(bench: Bench, tmp_path: Path) -> None:
     last = tight["results"][-1]
     assert last["folding"] > 1.5 * last["learning"], "the answers were folded, and forgotten by the other"
     assert bench(*layered, "--fold.young-tokens", 200)["results"] == tight["results"], "the same every time"
+    assert bench(*layered, "--max-learned-tokens", 200)["young_tokens"] == 200
 
 
 def test_every_file_is_a_tenant(bench: Bench, tmp_path: Path) -> None:
