@@ -93,7 +93,7 @@ def test_what_is_broken_is_found_with_its_fix(capsys, elsewhere: Path) -> None:
         assert examined(capsys, "--address", f"unix://{elsewhere}/d.sock", status=1)["drafter"]["status"] == "fail"
 
 
-def test_a_packed_model_is_sized_by_its_description_alone(capsys, elsewhere: Path) -> None:
+def test_a_packed_model_is_sized_by_its_description_alone(capsys, elsewhere: Path, monkeypatch) -> None:
     """The released model's shapes, without weights and tokenizer."""
     described = json.loads(full_config().to_json_string(use_diff=False)) | {"architectures": ["GptOssForCausalLM"]}
     described |= {"dtype": "bfloat16", "quantization_config": {"quant_method": "mxfp4"}}
@@ -107,6 +107,10 @@ def test_a_packed_model_is_sized_by_its_description_alone(capsys, elsewhere: Pat
         assert part in size["detail"]
     small = examined(capsys, *arguments[:-1], "3GB", status=1)["model size"]
     assert (small["status"], "41.83 GB" in small["detail"]) == ("fail", True)
+    monkeypatch.setattr("speculant_verifier.cli.doctor_checks.available_bytes", lambda: 8_000_000_000)
+    for budget, status in (("9GB", "warn"), ("9000GB", "fail")):
+        above = examined(capsys, *arguments[:-1], budget, status=1)["model size"]
+        assert (above["status"], "--memory-budget" in above["fix"]) == (status, True)
 
 
 def test_settings_of_every_section_are_checked(capsys, elsewhere: Path) -> None:

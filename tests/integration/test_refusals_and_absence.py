@@ -61,7 +61,8 @@ def test_commands(
 ) -> None:
     assert ask(shared_sidecar.address, graph, traces) != 0
     shown = "".join(capfd.readouterr())
-    assert ("named twice" if "+" in graph else f"no graph {graph} is served" if ask is examined else REFUSED[graph]) in shown
+    expected = "named twice" if "+" in graph else f"no graph {graph} is served" if ask is examined else REFUSED[graph]
+    assert expected in shown
     assert not any(text in shown for text in ABSENCE)
 
 

@@ -82,7 +82,7 @@ def product(inputs: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tens
 
 def _converted(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield parts of a matrix's rows in float32; all parts share one buffer."""
-    for part, space in spaces(*matrix.shape, torch.float32):
+    for part, space in spaces(len(matrix), matrix.shape[1], torch.float32):
         yield part, space.copy_(matrix[part])
 
 

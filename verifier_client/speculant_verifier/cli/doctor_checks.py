@@ -146,12 +146,13 @@ def _size(
         plan = plan_for(described, kind, config, device) if can_stream else None
     except ConfigError as error:
         return CheckResult("model size", "fail", f"{detail}\n{error.message}", error.fix)
+    lower = "lower --memory-budget: so much is not free here" if config.memory_budget > free else ""
     if plan is not None:
         rate = bytes_per_second(Path(config.model_name)) if device.type == "cpu" else 0.0
         detail = "\n".join([detail, *(f"{name}: {value}" for name, value in plan.rows(rate))])
-        return CheckResult("model size", "warn", detail, "more memory makes it faster: see docs/offloading.md")
+        return CheckResult("model size", "warn", detail, lower or "more memory makes it faster: see docs/offloading.md")
     if needed > free and can_stream:
-        return CheckResult("model size", "fail", detail, "choose a smaller model, or --dtype bfloat16")
+        return CheckResult("model size", "fail", detail, lower or "choose a smaller model, or --dtype bfloat16")
     if needed > 0.8 * free:
         return CheckResult(
             "model size", "warn", detail, "lower verifier.max_kv_tokens, because keys and values need memory, too"
