@@ -127,7 +127,8 @@ def cancel(fold: Fold) -> None:
 def complaint(fold: Fold, status: int) -> str:
     """Return why a fold failed, in one line."""
     if status < 0:  # writing to a mapped file on a full disk also ends in a signal
-        return f"{signal.Signals(-status).name} ended its process: the disk may be full, or memory short"
+        name = signal.strsignal(-status) or "unknown"
+        return f"signal {-status} ({name}) ended its process: the disk may be full, or memory short"
     try:
         lines = _messages(fold).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
