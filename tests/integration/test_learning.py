@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from speculant_graph.config import DraftConfig, DraftModelConfig, RecordConfig, TrainConfig, VerifierConfig
+from speculant_verifier.cli.chat_training import ChatTraining
+from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.draft_model.adapter_files import read_adapter
+from speculant_verifier.draft_model.adapters import BASE
 from speculant_verifier.records.database import read_records
+from speculant_verifier.service.learning import Learning
+from speculant_verifier.training.publishing import output_of, publish
 from support.http_api import wait_until
 from support.processes import fetched, running_verifier
 from support.tiny_models import tiny_model
-from support.training import fill_records
+from support.training import fill_records, write_adapter
+
+Running = Callable[[SpeculativeDecoder, DraftModelConfig, RecordConfig], AbstractContextManager[object]]
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 DRAFTING = ("--strategy", "model", "--num-threads", "1", "--no-measure-costs")
@@ -86,6 +96,54 @@ def test_a_training_ends_with_its_verifier(models: Path, tmp_path: Path) -> None
         assert verifier.stop() == 0, verifier.log
         assert not Path(f"/proc/{child}").exists()
     assert "Traceback" not in verifier.log
+
+
+@contextmanager
+def served(decoder: SpeculativeDecoder, draft_model: DraftModelConfig, record: RecordConfig) -> Iterator[None]:
+    learning = Learning(decoder, draft_model, record, TrainConfig())
+    yield
+    learning.close()
+
+
+@contextmanager
+def chatting(decoder: SpeculativeDecoder, draft_model: DraftModelConfig, record: RecordConfig) -> Iterator[None]:
+    ChatTraining(decoder, draft_model, record, TrainConfig(), "", print)
+    yield
+
+
+@pytest.mark.parametrize("running", [served, chatting])
+def test_a_rolled_back_adapter_is_no_longer_published(models: Path, tmp_path: Path, running: Running) -> None:
+    """Otherwise a restart would load it, and the next training would have to beat it."""
+    draft_model, record = DraftModelConfig(name=str(models / "draft")), RecordConfig(folder=tmp_path / "records")
+    config = VerifierConfig(model_name=str(models / "draft"), num_threads=1, measure_costs=False)
+    name = output_of(tmp_path / "records", draft_model)
+    name.parent.mkdir(parents=True)
+
+    def published(seed: int) -> str:
+        folder = write_adapter(tmp_path / str(seed), tiny_model("llama", seed=1).model, "draft", seed)
+        return read_adapter(publish(folder, name)).digest
+
+    with SpeculativeDecoder(
+        verifier_config=config, draft_config=DraftConfig(strategy="model"), draft_model=draft_model, record=record
+    ) as decoder:
+        adapters = decoder.adapters
+        assert adapters is not None
+        first = published(0)
+        with running(decoder, draft_model, record):
+            wait_until(lambda: adapters.state.present.digest == first)
+            second = published(1)
+            assert adapters.load(str(name)).digest == second
+            assert adapters.rollback().digest == read_adapter(name).digest == first
+        with running(decoder, draft_model, record):
+            adapters.load("")
+            assert adapters.load(str(name)).digest == first, "a restart loads what was restored"
+            assert adapters.rollback() == BASE
+            assert not os.path.lexists(name)
+            third = published(2)
+            assert adapters.load(str(name)).digest == third
+            fourth = published(3)
+            assert adapters.rollback() == BASE
+            assert read_adapter(name).digest == fourth, "it was not rolled back"
 
 
 def children(pid: int) -> list[int]:

@@ -178,7 +178,7 @@ def test_only_ordinary_files_are_replaced(tmp_path: Path, kind: str) -> None:
 def test_an_adapter_that_can_not_be_published_leaves_the_one_before(
     tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from speculant_verifier.cli.train import publish
+    from speculant_verifier.training.publishing import publish
     from support.tiny_models import tiny_model
     from support.training import write_adapter
 

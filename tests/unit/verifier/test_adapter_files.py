@@ -18,9 +18,9 @@ from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from speculant_graph.errors import ConfigError
-from speculant_verifier.cli.train import publish
 from speculant_verifier.draft_model.adapter_files import quiet_peft, read_adapter, with_adapter
 from speculant_verifier.model import TargetModel
+from speculant_verifier.training.publishing import publish
 from support import training
 from support.tiny_models import tiny_gpt_oss, tiny_model
 
@@ -129,7 +129,7 @@ def test_a_name_is_a_link_to_the_newest_version(tmp_path: Path) -> None:
 _PUBLISHER = """
 import shutil, sys, time
 from pathlib import Path
-from speculant_verifier.cli.train import publish
+from speculant_verifier.training.publishing import publish
 work, target = Path(sys.argv[1]), Path(sys.argv[2])
 for i in range(1_000_000):
     folder = work / f"copy-{i}"

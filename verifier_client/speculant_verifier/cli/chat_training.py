@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from speculant_graph.config import DraftModelConfig, RecordConfig, TrainConfig
@@ -44,10 +45,12 @@ class ChatTraining:
         """
         self._decoder, self._draft_model, self._record, self._train = decoder, draft_model, record, train
         self._tenant, self._note = tenant, note
-        if decoder.adapters is not None and record.folder is not None and not draft_model.adapter:
-            from speculant_verifier.service.learning import output_of
+        if decoder.adapters is not None and record.folder is not None:
+            from speculant_verifier.training.publishing import output_of, withdraw
 
-            if (published := output_of(record.folder, draft_model)).exists():
+            published = output_of(record.folder, draft_model)
+            decoder.adapters.rolled_back = partial(withdraw, published)
+            if published.exists() and not draft_model.adapter:
                 try:
                     decoder.adapters.load(str(published))
                 except ConfigError as error:
@@ -60,7 +63,7 @@ class ChatTraining:
             ConfigError: there is no draft model, or recording is off.
         """
         from speculant_verifier.draft_model.adapters import described
-        from speculant_verifier.service.learning import output_of
+        from speculant_verifier.training.publishing import output_of
 
         adapters = self._decoder.adapters
         if adapters is None or self._record.folder is None:

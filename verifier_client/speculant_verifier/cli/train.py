@@ -1,16 +1,7 @@
-"""``speculant train``: trains an adapter of the draft model on recorded requests, and publishes it if it is better.
-
-Adapters are published atomically by a rename, so a reader sees either the complete old adapter or the complete new one.
-A folder can't be renamed over another, so an adapter's name is a symbolic link: the name ``legal``, for example, points
-to the folder ``legal.d/7``. The adapter's previous version is kept for rollback. Readers of an adapter resolve the
-symbolic link once, before they read files.
-"""
+"""``speculant train``: trains an adapter of the draft model on recorded requests, and publishes it if it is better."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -22,10 +13,11 @@ from loguru import logger
 from speculant_graph.config import DraftModelConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.file_names import json_text
-from speculant_graph.files import replacing, sync, workspace, writing
+from speculant_graph.files import workspace
 from speculant_graph.log import log_to_stderr
 from speculant_graph.settings import ReportingSettings, load_settings
 from speculant_graph.terminal import printable
+from speculant_verifier.training.publishing import publish, require_publishable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -118,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
             start=start,
             report=lambda line: sys.stderr.write(line + "\n"),
         )
-        del model  # the gate loads two
+        del model  # the gate loads it again
         if result.candidate is not None:
             try:
                 verdict = judge(result.candidate, present, draft_model, result.held_out)
@@ -154,7 +146,7 @@ def _evaluate(settings: TrainSettings, adapter: Path) -> int:
         model, tokenizer = load_base(draft_model)
         present = _present(draft_model, None, model)
         records = of_tokenizer(records, tokenizer.sha256, model.config.get_text_config().vocab_size)
-        del model  # the gate loads two
+        del model  # the gate loads it again
         learned = info.note.get("documents")
         if learned is None:  # made by another program, perhaps from these records
             records = split(records)[1]
@@ -249,74 +241,3 @@ def _print(result: TrainingResult, verdict: Verdict | None, settings: TrainSetti
         sys.stdout.write(f"adapter {printable(str(settings.output))}, sha256 {digest}\n")
     else:
         sys.stdout.write(f"nothing was written: {reason}; record more, or train longer\n")
-
-
-def require_publishable(target: Path) -> None:
-    """Reject a name under which no adapter can be published; call this before training.
-
-    Raises:
-        ConfigError: the name exists and was not published by :func:`publish`, or its folder is missing or can't be
-            written.
-    """
-    if os.path.lexists(target) and _version_of(target) is None:
-        raise ConfigError(f"{target} exists and was not published by 'speculant train'; choose another name")
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise ConfigError(f"there is no folder {target.parent} that can be written; create it or choose another name")
-
-
-def publish(folder: Path, target: Path) -> Path:
-    """Publish a finished adapter folder under a name. Versions older than the previous one are deleted.
-
-    Args:
-        folder: the finished folder, which is moved; it must be on the same file system.
-        target: the name, checked by :func:`require_publishable`; one process at a time may publish to it.
-
-    Returns:
-        The path to which the adapter folder was moved.
-
-    Raises:
-        GraphFileError: the folder can't be read back or moved; the published adapter stays in use.
-    """
-    versions = target.with_name(target.name + ".d")
-    versions.mkdir(mode=0o700, exist_ok=True)  # weights reveal their training text
-    earlier, previous = [path for path in versions.iterdir() if path.name.isdecimal()], _version_of(target)
-    version = versions / str(1 + max((int(path.name) for path in earlier), default=0))
-    with replacing(version, _require_readable, is_folder=True) as temporary:
-        folder.rename(temporary)
-    link = versions / "next"
-    try:
-        with writing(target):
-            link.unlink(missing_ok=True)
-            # A relative link, because link and target may be moved or mounted together.
-            link.symlink_to(Path(versions.name) / version.name)
-            link.replace(target)
-            sync(target.absolute().parent)
-    finally:
-        if _version_of(target) != version.name:
-            shutil.rmtree(version, ignore_errors=True)
-    for path in earlier:
-        if path.name != previous:
-            shutil.rmtree(path, ignore_errors=True)
-    return version
-
-
-def _require_readable(folder: Path) -> None:
-    """Reject an adapter folder that contains a damaged file. Checking the files does not need torch."""
-    from safetensors import SafetensorError, safe_open
-
-    for file in folder.iterdir():
-        if file.suffix == ".json":
-            json.loads(file.read_bytes())
-        elif file.suffix == ".safetensors":
-            try:
-                with safe_open(file, "np") as weights:  # checks the file's size against its tensors
-                    weights.keys()
-            except SafetensorError as error:
-                raise ValueError(f"{file.name}: {error}") from error
-
-
-def _version_of(target: Path) -> str | None:
-    """Return the adapter version to which a name points; None if :func:`publish` did not create the name."""
-    version = target.readlink() if target.is_symlink() else Path()
-    is_ours = version.parent == Path(target.name + ".d") and version.name.isdecimal()
-    return version.name if is_ours else None

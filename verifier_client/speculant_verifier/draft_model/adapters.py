@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +98,8 @@ class Adapters:
         self._present, self._previous = BASE, None  # type: tuple[Adapter, Adapter | None]
         self._hits_before = (0, 0)
         self._is_on_trial = False
+        self.rolled_back: Callable[[str, str], object] = lambda _replaced, _restored: None
+        """Function called after a rollback, with the folders of the replaced and the restored adapter."""
         drafter.ended = self._judge
         if config.adapter:
             self.load(config.adapter)
@@ -141,8 +144,10 @@ class Adapters:
         with self._lock:
             if self._previous is None:
                 raise ConfigError("there is no adapter to go back to; load one by its name")
+            replaced = self._present
             adapter = self._load(self._previous.name, Path(self._previous.folder))
             self._previous, self._is_on_trial = None, False
+            self.rolled_back(replaced.folder, adapter.folder)
         return adapter
 
     def _judge(self) -> None:

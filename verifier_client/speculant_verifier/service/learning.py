@@ -12,21 +12,17 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path, PurePath
+from functools import partial
 
 from loguru import logger
 
 from speculant_graph.config import DraftModelConfig, RecordConfig, TrainConfig
 from speculant_graph.errors import ConfigError
 from speculant_verifier.decoder import SpeculativeDecoder
+from speculant_verifier.training.publishing import output_of, withdraw
 
 _PROGRAM = ("nice", "-n", "19", sys.executable, "-m", "speculant", "train")
 _STOP_WAIT_S = 3.0
-
-
-def output_of(records: Path, draft_model: DraftModelConfig) -> Path:
-    """Return the path at which training on a records folder publishes the adapters of a draft model."""
-    return records / "adapters" / PurePath(draft_model.name).name
 
 
 def environment_of(draft_model: DraftModelConfig, train: TrainConfig, present: str) -> dict[str, str]:
@@ -70,6 +66,7 @@ class Learning:
         assert record.folder is not None
         self._adapters, self._recorder, self._records = decoder.adapters, decoder.engine.recorder, record.folder
         self._output = output_of(record.folder, draft_model)
+        self._adapters.rolled_back = partial(withdraw, self._output)
         self._draft_model, self._train, self._poll_s = draft_model, train, poll_s
         self._process: subprocess.Popen[str] | None = None
         self._complaint = ""

@@ -130,9 +130,10 @@ def judge(
         return Verdict(False, too_few, None, None, None)
     failures, replay = _judges(records)
     pass_s = sum(record.pass_s for record in failures + replay) / len(failures + replay)
-    before, after = (Replay(_load_adapted(config, each), pass_s) for each in (present, candidate))
     judges = failures + replay
-    runs = [(before.run(record), after.run(record)) for record in judges]
+    # One after the other, because both models together may not fit into memory.
+    before, after = (_replayed(config, each, judges, pass_s) for each in (present, candidate))
+    runs = list(zip(before, after, strict=True))
     everything = compare(judges, runs, weights_of(records, failures, replay))
     num_failures = len(failures)
     compared, remembered = compare(failures, runs[:num_failures]), compare(replay, runs[num_failures:])
@@ -320,6 +321,14 @@ class TimedPasses(DraftPasses):
         """Run one pass and advance the clock; see :class:`DraftPasses`."""
         self._now_s += self._pass_s
         return super().run(sequences, nodes, width)
+
+
+def _replayed(
+    config: DraftModelConfig, adapter: Path | None, records: Sequence[RequestRecord], pass_s: float
+) -> list[tuple[int, float]]:
+    """Return the passes and the seconds of every request, with an adapter or without one."""
+    replay = Replay(_load_adapted(config, adapter), pass_s)
+    return [replay.run(record) for record in records]
 
 
 def _load_adapted(config: DraftModelConfig, adapter: Path | None) -> TargetModel:
