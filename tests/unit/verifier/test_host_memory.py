@@ -194,6 +194,9 @@ def test_budgets_of_every_tier(monkeypatch):
         return plan_for(config, torch.float32, VerifierConfig(resident_layers=0, **settings), gpu)
 
     assert planned().host_bytes is None
+    streamed = planned(host_budget=1).pass_bytes
+    assert planned(free=streamed).host_bytes == int(0.9 * streamed), "a share of the free memory is always left"
+    assert planned(free=2 * streamed).host_bytes is None
     assert planned(free=100_000).host_bytes == 90_000
     assert planned(free=100_000, memory_fraction=0.5).host_bytes == 50_000
     assert planned(host_budget=50_000).host_bytes == 50_000

@@ -114,3 +114,23 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
+
+
+class FullMemory(torch.Tensor):
+    """Logits that can't be copied."""
+
+    def detach(self) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no room")
+
+
+def test_a_cache_without_memory_becomes_smaller():
+    cache = LogitsCache("model", 9 * ROW_BYTES)
+    cache.put_many([named(index) for index in range(6)], list(rows_of([*range(6)])))
+    full = torch.zeros(WIDTH).as_subclass(FullMemory)
+    cache.put_many([named(7)], [full])
+    assert (cache.num_bytes, cache.bound) == (0, 3 * ROW_BYTES)
+    cache.put_many([named(index) for index in range(6)], list(rows_of([*range(6)])))
+    assert cache.num_bytes == 3 * ROW_BYTES
+    for _ in range(3):
+        cache.put_many([named(7)], [full])
+    assert cache.bound == 0

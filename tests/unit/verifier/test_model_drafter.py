@@ -9,12 +9,14 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from speculant_graph.budget import StepBudget
 from speculant_graph.config import GenerationConfig
 from speculant_graph.types import PassReport, SessionOptions
 from speculant_verifier.draft_model import ModelDrafter
 from speculant_verifier.draft_model.draft_budget import DraftPrice
+from speculant_verifier.draft_model.passes import DraftPasses
 from support.draft_models import flat, model_drafter, noisy
 from support.lossless import Job, decode, remembered
 from support.tiny_models import tiny_gpt_oss
@@ -67,6 +69,21 @@ def test_a_text_that_outgrows_the_models_context(rule):
     num_judged, num_right = drafter.hits
     assert 0 < num_right < num_judged, "of the random prompts it knows nothing"
     assert drafts_of(drafter, None) > 0, "nothing has failed"
+
+
+def test_a_model_that_fails_is_tried_again_later(monkeypatch):
+    drafter, now_s = model_drafter(noisy(target(), 0.02)), 0.0
+    drafter._clock = lambda: now_s
+    with monkeypatch.context() as patch:
+
+        def fail(*_args: Any) -> None:
+            raise torch.OutOfMemoryError("no room")
+
+        patch.setattr(DraftPasses, "run", fail)
+        assert drafts_of(drafter, None) == 0
+    assert drafts_of(drafter, None) == 0, "it pauses"
+    now_s = 61.0
+    assert drafts_of(drafter, None) > 0
 
 
 @pytest.mark.parametrize(("knows", "is_priced"), [(False, True), (True, True), (False, False)])

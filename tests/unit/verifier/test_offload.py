@@ -20,6 +20,7 @@ from speculant_graph.machine import anonymous_bytes
 from speculant_verifier.decoder import SpeculativeDecoder
 from speculant_verifier.engine import memory_pressure
 from speculant_verifier.model import TargetModel
+from speculant_verifier.offload import placement
 from speculant_verifier.offload.placement import plan_for
 from speculant_verifier.offload.weight_files import StoredTensor, WeightReader
 from speculant_verifier.service.metrics import render_metrics
@@ -190,6 +191,16 @@ def test_a_plan_keeps_within_the_budget():
     plan = plan_for(wordy, torch.float32, VerifierConfig(memory_budget=10**10, max_batch_size=8))
     assert 16 < plan.most_nodes < 256
     assert 8 * (1 + plan.most_nodes) * 8 * 200_000 < 0.2 * 10**10, "there is memory for the logits"
+
+
+def test_layers_that_are_to_stay_but_do_not_fit_are_streamed(monkeypatch):
+    monkeypatch.setattr(placement, "anonymous_bytes", lambda: 0)
+    monkeypatch.setattr(placement, "available_bytes", lambda: 10**10)
+    config = LlamaConfig(num_hidden_layers=40, vocab_size=1_000)
+    plan = plan_for(config, torch.float32, VerifierConfig(resident_layers=39, max_kv_tokens=16))
+    assert plan.resident_bytes + plan.num_slots * plan.unit_bytes < 0.9 * 10**10
+    few = plan_for(config, torch.float32, VerifierConfig(resident_layers=3, max_kv_tokens=16))
+    assert (few.num_kept, 3 < plan.num_kept < 39) == (3, True)
 
 
 def test_a_budget_that_is_too_small_is_refused(checkpoint):

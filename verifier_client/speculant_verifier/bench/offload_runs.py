@@ -216,7 +216,12 @@ def _architecture(family: str, size: int, vocabulary_size: int) -> LlamaConfig |
 def _loaded(plan: OffloadPlan, **options: Any) -> TargetModel:
     quiet_transformers()
     config = VerifierConfig(
-        model_name=str(plan.checkpoint), tokenizer_name=plan.tokenizer, dtype="bfloat16", max_batch_size=1, **options
+        model_name=str(plan.checkpoint),
+        tokenizer_name=plan.tokenizer,
+        device="cpu",  # as for accelerate; the disk's speed bounds the passes
+        dtype="bfloat16",
+        max_batch_size=1,
+        **options,
     )
     return TargetModel.load(config)
 
@@ -235,7 +240,7 @@ def _decode(
     drafter: Drafter = LocalDrafter(None, draft, vocabulary_size=plan.vocabulary_size) if nodes else NullDrafter()
     if nodes and plan.draft_model:
         draft = DraftConfig(k=nodes, strategy="specexec", max_depth=plan.depth, max_branches=_BRANCHES)
-        verifier = VerifierConfig(dtype="bfloat16", max_batch_size=1)
+        verifier = VerifierConfig(device="cpu", dtype="bfloat16", max_batch_size=1)
         model = load_draft_model(DraftModelConfig(name=plan.draft_model), verifier, target)
         drafter = open_model_drafter(model, target, verifier, draft, None, None)
     decoding = EngineDecoding(target, drafter, draft, 1, budget=StepBudget(ObservedCosts(costs)))

@@ -10,6 +10,7 @@ draft model never changes the output.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,8 @@ from speculant_verifier.model import TargetModel
 
 _LONGEST_READ = 64
 """Maximum number of pending tokens that a draft pass reads; a sequence with more is first prefilled in chunks."""
+_PAUSE_S = 60.0
+"""Seconds without the draft model after one of its passes has failed, for example because the memory was full."""
 _LEAST_PAUSE = 8
 """Number of steps without the draft model after which it gets a trial, even if it does not seem to pay off. A trial of
 the draft model is useful because the text may have become easier to predict."""
@@ -77,7 +80,7 @@ class ModelDrafter:
         """Properties of this drafter's drafts, such as whether they are trees."""
         self._reliability = Reliability()
         self._sessions: dict[int, Session] = {}
-        self._has_failed = False
+        self._paused_until_s = -math.inf
         self._next: tuple[TargetModel, frozenset[str] | None] | None = None
         self._tenants: frozenset[str] | None = None
         self._hits: deque[bool] = deque(maxlen=HIT_WINDOW)
@@ -121,10 +124,14 @@ class ModelDrafter:
         if following is None:
             return
         model, self._tenants = following
-        self._passes = DraftPasses(model, self._passes.num_rows)
+        self._restart(model)
         self._hits = deque(maxlen=HIT_WINDOW)  # a step during the swap has recorded hits of the previous model
         self._price.begin_account()
-        self._reliability, self._has_failed = Reliability(), False
+        self._reliability, self._paused_until_s = Reliability(), -math.inf
+
+    def _restart(self, model: TargetModel) -> None:
+        """Begin with empty caches; all sequences are read again."""
+        self._passes = DraftPasses(model, self._passes.num_rows)
         for session in self._sessions.values():
             session.forget_model()
 
@@ -181,9 +188,9 @@ class ModelDrafter:
             for index, each in enumerate(batch)
             if each.step.node_budget > 0 and (is_covered or self._is_unpriced(each)) and self._may_ask(each)
         ]
-        if self._has_failed or not allowed:
-            return drafts
         started_s = self._clock()
+        if not allowed or started_s < self._paused_until_s:
+            return drafts
         try:
             for index in allowed:
                 batch[index].tree = DraftTree(drafts[index], batch[index].hit_rate)
@@ -192,8 +199,13 @@ class ModelDrafter:
                 for index in allowed:
                     drafts[index] = self._best_of(batch[index])
         except (RuntimeError, MemoryError, IndexError) as error:  # torch raises these, for example if out of memory
-            self._has_failed = True
-            logger.warning("the draft model fails, continuing without it: {!r}; fix it, or leave it out", error)
+            self._paused_until_s = started_s + _PAUSE_S
+            logger.warning(
+                "the draft model fails, continuing without it for {:.0f} s: {!r}; fix it, or leave it out",
+                _PAUSE_S,
+                error,
+            )
+            self._restart(self._passes.model)
         elapsed_s = self._clock() - started_s
         self._price.allowance.add(-elapsed_s)
         asked = [session for session in batch if session.is_asked]

@@ -120,10 +120,10 @@ class LogitsCache:
                         self.evicted += 1
                     self._rows[key] = new[key].detach().clone()
                 self._rows.move_to_end(key)
-        except RuntimeError as error:  # decoding continues without the cache
-            logger.warning("no memory for target_cache, continuing without it; set it lower: {}", error)
+        except RuntimeError as error:  # decoding continues with a smaller cache
+            self.bound = self.num_bytes // 2
+            logger.warning("no memory for target_cache: at most {} bytes from now on ({})", self.bound, error)
             self.clear()
-            self.bound = 0
 
     def _takes(self, sequence: ActiveSequence) -> bool:
         return bool(self.bound) and sequence.config.speculation != "off"

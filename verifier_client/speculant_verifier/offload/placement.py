@@ -209,8 +209,7 @@ def plan_for(
     least = divisor if experts else _NUM_SLABS
     num_slots = (budget - taken - fixed) // unit
     if wanted is not None:
-        chosen = max(least, divisor * wanted) if experts else least + wanted
-        num_slots = min(chosen, num_slots) if bound else chosen
+        num_slots = min(max(least, divisor * wanted) if experts else least + wanted, num_slots)
     num_slots = min(num_slots, _MOST_SLOTS)
     if num_slots < least:
         fixes = ["raise {field}"]
@@ -299,9 +298,8 @@ def _host_bytes(num_bytes: int, verifier: VerifierConfig) -> int | None:
     """Return how many bytes of host memory a GPU's streamed weights may use; None if all of them fit."""
     available = available_bytes()
     free = _UNKNOWN if available is None else available
-    if num_bytes <= (int(verifier.host_budget) or free - anonymous_bytes()):
-        return None
-    return int(verifier.host_budget) or int(verifier.memory_fraction * free)
+    most = int(verifier.host_budget) or int(verifier.memory_fraction * free)
+    return None if num_bytes <= most else most
 
 
 def _experts_of(model: PreTrainedModel, layer: nn.Module) -> list[tuple[str, nn.Module]]:
