@@ -284,7 +284,7 @@ def _require_streamable(
     """
     quantization = getattr(model.config, "quantization_config", None)
     if not may_stream:
-        why = f"its weights are not streamed; {SMALLER}"
+        why = f"its weights are not streamed; leave it memory by a lower verifier.memory_budget, or {SMALLER}"
     elif quantization is not None and not is_packed(model.config):
         why = "of quantised weights only MXFP4 can be streamed: give a checkpoint in that or in bfloat16 ({field})"
     elif any(len(layer.state_dict()) > len(list(layer.parameters())) for layer in layers.values()):
