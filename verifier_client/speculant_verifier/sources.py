@@ -69,7 +69,8 @@ def is_model_local(config: VerifierConfig) -> bool:
         raise ConfigError(
             f"folder {folder} holds no model: it needs config.json, tokenizer.json, tokenizer_config.json "
             f"and weights in *.safetensors",
-            fix=f"set {MODEL_SETTING} to one that has them",
+            fix="set {field} to one that has them",
+            field=MODEL_SETTING,
         )
     return only_local(config.model_name, MODEL_SETTING, access_token(config))
 

@@ -67,11 +67,11 @@ def run(arguments: Sequence[str]) -> int:
     from speculant_verifier.bench import offload_runs as runs
 
     with tempfile.TemporaryDirectory(prefix="speculant-") as folder:
-        begin("writing random weights")
         plan = runs.OffloadPlan(
             Path(folder), settings.tokenizer, settings.draft_model.name, settings.family, int(settings.size),
             int(settings.ram_budget), tuple(settings.nodes), settings.depth, *runs.workloads_of(settings),
         )  # fmt: skip
+        begin("writing random weights")
         _in_process(runs.write_weights, plan)
         figures: dict[str, Any] = {"budget_bytes": int(settings.ram_budget), "family": settings.family}
         for variant, label in (

@@ -31,6 +31,7 @@ from speculant_verifier.bench.workload import BenchRequest
 from speculant_verifier.draft_model.factory import load_draft_model, open_model_drafter
 from speculant_verifier.model import TargetModel
 from speculant_verifier.model.progress import quiet_transformers
+from speculant_verifier.offload import plan_for
 from speculant_verifier.offload.weight_files import bytes_per_second
 from speculant_verifier.speculation import CostTable, ObservedCosts, load_or_measure
 
@@ -101,10 +102,15 @@ def workloads_of(settings: BenchOffloadSettings) -> tuple[dict[str, list[BenchRe
 
 
 def write_weights(plan: OffloadPlan) -> dict[str, Any]:
-    """Write a checkpoint of random weights."""
+    """Write a checkpoint of random weights, if such a model can and must be streamed within the budget."""
     quiet_transformers()
     torch.manual_seed(0)
     config = _architecture(plan.family, plan.size, plan.vocabulary_size)
+    try:
+        if plan_for(config, torch.bfloat16, _settings(plan, memory_budget=plan.ram_budget)) is None:
+            raise _fitting(plan)
+    except ConfigError as error:
+        raise error.renamed("--ram-budget") if error.field else error from None
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(plan.checkpoint)
     return {}
 
@@ -116,7 +122,7 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
         target = _loaded(plan, memory_budget=plan.ram_budget)
         offload = target.offload
         if offload is None:
-            raise ConfigError(f"the model fits into {plan.ram_budget} bytes; lower --ram-budget")
+            raise _fitting(plan)
         costs = load_or_measure(target, [1], plan.folder / "costs", most_nodes=max(plan.nodes))
         results: list[dict[str, Any]] = []
         seconds, num_bytes = 0.0, -offload.num_bytes
@@ -213,9 +219,20 @@ def _architecture(family: str, size: int, vocabulary_size: int) -> LlamaConfig |
     )  # fmt: skip
 
 
+def _fitting(plan: OffloadPlan) -> ConfigError:
+    return ConfigError(
+        f"a model of {plan.size} bytes fits into {plan.ram_budget} bytes, so there is nothing to stream",
+        fix="lower --ram-budget, or raise --size",
+    )
+
+
 def _loaded(plan: OffloadPlan, **options: Any) -> TargetModel:
     quiet_transformers()
-    config = VerifierConfig(
+    return TargetModel.load(_settings(plan, **options))
+
+
+def _settings(plan: OffloadPlan, **options: Any) -> VerifierConfig:
+    return VerifierConfig(
         model_name=str(plan.checkpoint),
         tokenizer_name=plan.tokenizer,
         device="cpu",  # as for accelerate; the disk's speed bounds the passes
@@ -223,7 +240,6 @@ def _loaded(plan: OffloadPlan, **options: Any) -> TargetModel:
         max_batch_size=1,
         **options,
     )
-    return TargetModel.load(config)
 
 
 def _decode(

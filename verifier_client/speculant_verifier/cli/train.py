@@ -67,16 +67,18 @@ def run(arguments: Sequence[str]) -> int:
     if not draft_model.name:
         raise ConfigError("there is no draft model to train; name one with --draft-model")
     log_to_stderr("INFO")
+    if settings.evaluate is not None and settings.output is not None:
+        raise ConfigError("--evaluate publishes nothing", fix="leave --output out")
     if settings.evaluate is not None:
         return _evaluate(settings, settings.evaluate)
     if settings.output is None:
         raise ConfigError("there is no name for the adapter; give one with --output")
     require_publishable(settings.output)
+    records = _read(settings)  # before the slow imports
     from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.model.progress import quiet_transformers
     from speculant_verifier.training.examples import of_tokenizer, split
 
-    records = _read(settings)
     with waiting_for(f"loading {printable(draft_model.name)}", "auto"):
         from speculant_verifier.draft_model.adapter_files import add_to_note, read_adapter, require_base
         from speculant_verifier.draft_model.factory import load_base
@@ -108,12 +110,13 @@ def run(arguments: Sequence[str]) -> int:
             settings.train,
             folder,
             start=start,
-            report=lambda line: sys.stderr.write(line + "\n"),
+            report=_report,
         )
         del model  # the gate loads it again
         if result.candidate is not None:
             try:
-                verdict = judge(result.candidate, present, draft_model, result.held_out)
+                _report("the training has ended; Ctrl-C now discards the adapter")
+                verdict = judge(result.candidate, present, draft_model, result.held_out, _report)
             except (KeyboardInterrupt, SystemExit):
                 sys.stderr.write("speculant: train: stopped before the gate's end; no adapter was published\n")
                 raise
@@ -131,11 +134,11 @@ def run(arguments: Sequence[str]) -> int:
 
 def _evaluate(settings: TrainSettings, adapter: Path) -> int:
     """Compare an adapter with the current adapter on unseen documents; return 1 if it is no better."""
+    records, draft_model = _read(settings), settings.draft_model  # before the slow imports
     from speculant_verifier.cli.console import waiting_for
     from speculant_verifier.model.progress import quiet_transformers
 
-    records, draft_model = _read(settings), settings.draft_model
-    with waiting_for(f"replaying requests with {printable(str(adapter))}", "auto"):
+    with waiting_for(f"loading {printable(draft_model.name)}", "auto"):
         from speculant_verifier.draft_model.adapter_files import read_adapter
         from speculant_verifier.draft_model.factory import load_base
         from speculant_verifier.training.examples import documents_of, of_tokenizer, split
@@ -154,13 +157,17 @@ def _evaluate(settings: TrainSettings, adapter: Path) -> int:
             records = [each for each, key in zip(records, documents_of(records), strict=True) if key not in learned]
         if too_few := shortage(records):
             raise ConfigError(f"{too_few}; record more")
-        verdict = judge(info.folder, present, draft_model, records)
+    verdict = judge(info.folder, present, draft_model, records, _report)
     if settings.json_output:
         sys.stdout.write(json_text({"digest": info.digest, "gate": verdict.figures()}) + "\n")
     else:
         _print_gate(verdict)
         sys.stdout.write(f"{'better' if verdict.is_better else 'not better'}: {verdict.reason}\n")
     return 0 if verdict.is_better else 1
+
+
+def _report(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def _print_gate(verdict: Verdict) -> None:

@@ -14,7 +14,8 @@ recorded time. Two replays of one model therefore give the same figures, and any
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,8 @@ DRAFT_SHARE = 1 / 8
 """Assumed duration of a pass of the draft model, as a share of a target pass."""
 DRAFT = DraftConfig(strategy="model")
 """Drafting settings of a replay, without n-grams, because they would hide the draft model's progress."""
+_SILENCE_S = 5.0
+"""Seconds between two lines of progress."""
 _CURVE = CURVES["dense"]
 _RESAMPLES = 10_000
 
@@ -114,6 +117,7 @@ def judge(
     present: Path | None,
     config: DraftModelConfig,
     records: Sequence[RequestRecord],
+    report: Callable[[str], object] = lambda _line: None,
 ) -> Verdict:
     """Compare a candidate with the present adapter.
 
@@ -122,6 +126,7 @@ def judge(
         present: folder of the present adapter; None: the base model without an adapter.
         config: settings of the draft model.
         records: requests on which neither adapter was trained.
+        report: called with lines of text that show the progress.
 
     Raises:
         ConfigError: the model can't be loaded, or the present adapter is for another model.
@@ -132,7 +137,8 @@ def judge(
     pass_s = sum(record.pass_s for record in failures + replay) / len(failures + replay)
     judges = failures + replay
     # One after the other, because both models together may not fit into memory.
-    before, after = (_replayed(config, each, judges, pass_s) for each in (present, candidate))
+    before = _replayed(config, present, judges, pass_s, lambda line: report(f"gate, as now: {line}"))
+    after = _replayed(config, candidate, judges, pass_s, lambda line: report(f"gate, new adapter: {line}"))
     runs = list(zip(before, after, strict=True))
     everything = compare(judges, runs, weights_of(records, failures, replay))
     num_failures = len(failures)
@@ -324,11 +330,20 @@ class TimedPasses(DraftPasses):
 
 
 def _replayed(
-    config: DraftModelConfig, adapter: Path | None, records: Sequence[RequestRecord], pass_s: float
+    config: DraftModelConfig,
+    adapter: Path | None,
+    records: Sequence[RequestRecord],
+    pass_s: float,
+    report: Callable[[str], object],
 ) -> list[tuple[int, float]]:
     """Return the passes and the seconds of every request, with an adapter or without one."""
-    replay = Replay(_load_adapted(config, adapter), pass_s)
-    return [replay.run(record) for record in records]
+    replay, found, due_s = Replay(_load_adapted(config, adapter), pass_s), [], time.monotonic()
+    for record in records:
+        found.append(replay.run(record))
+        if time.monotonic() >= due_s:
+            due_s = time.monotonic() + _SILENCE_S
+            report(f"{len(found)} of {len(records)} requests replayed")
+    return found
 
 
 def _load_adapted(config: DraftModelConfig, adapter: Path | None) -> TargetModel:
