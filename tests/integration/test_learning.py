@@ -136,7 +136,7 @@ def test_a_rolled_back_adapter_is_no_longer_published(models: Path, tmp_path: Pa
             assert adapters.rollback().digest == read_adapter(name).digest == first
         with running(decoder, draft_model, record):
             adapters.load("")
-            assert adapters.load(str(name)).digest == first, "a restart loads what was restored"
+            assert adapters.load(str(name)).digest == first, "the restored adapter is published"
             assert adapters.rollback() == BASE
             assert not os.path.lexists(name)
             third = published(2)

@@ -146,7 +146,7 @@ def _size(
         plan = plan_for(described, kind, config, device) if can_stream else None
     except ConfigError as error:
         return CheckResult("model size", "fail", f"{detail}\n{error.message}", error.fix)
-    lower = "lower --memory-budget: so much is not free here" if config.memory_budget > free else ""
+    lower = "lower --memory-budget, which exceeds the free memory" if config.memory_budget > free else ""
     if plan is not None:
         rate = bytes_per_second(Path(config.model_name)) if device.type == "cpu" else 0.0
         detail = "\n".join([detail, *(f"{name}: {value}" for name, value in plan.rows(rate))])

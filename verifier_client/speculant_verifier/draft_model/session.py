@@ -55,7 +55,7 @@ class Session:
         self.is_asked, self.baseline, self.charged_s = False, frozenset(), 0.0
 
     def forget_model(self) -> None:
-        """Reset the state, because another model drafts from now on."""
+        """Reset the state, because the model must read the sequence again, or another model drafts from now on."""
         self.cached, self.tree, self.is_asked = None, DraftTree(EMPTY_DRAFT), False
         self.hit_rate, self.num_unasked = FIRST_HIT_RATE, 0
 
