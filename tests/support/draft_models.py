@@ -39,6 +39,18 @@ class flat:
         """Do nothing."""
 
 
+class FixedBudget(StepBudget):
+    """A step budget that ignores measured times, so that a test needs the same number of passes on every machine."""
+
+    def observe_plain(self, num_rows: int, pass_s: float) -> None:
+        """Do nothing."""
+
+    def observe(
+        self, num_rows: int, num_tokens: int, num_new: int, pass_s: float, draft_s: float, num_drafted: int
+    ) -> None:
+        """Do nothing."""
+
+
 class FixedPrice(DraftPrice):
     """A draft price without an allowance that could run out."""
 

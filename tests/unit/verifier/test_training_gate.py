@@ -21,7 +21,7 @@ from speculant_verifier.rules import teacher_forced
 from speculant_verifier.training import gate
 from speculant_verifier.training.gate import DRAFT, Replay, compare, interval_of, judge, objection, shortage, weights_of
 from speculant_verifier.training.trainer import train_adapter
-from support.draft_models import noisy
+from support.draft_models import FixedBudget, noisy
 from support.tiny_models import tiny_model
 from support.training import record, recorded, slow_interval
 
@@ -41,10 +41,18 @@ def test_a_replay_counts_the_passes_of_the_engine(draft_share: float, noise: flo
     replay = Replay(noisy(target, noise), 0.05, draft_share=draft_share)
     found = [replay.run(each) for each in records]
     drafter = Replay(noisy(target, noise), 0.05, draft_share=draft_share)._drafter
-    observe = drafter.observe
-    drafter.observe = lambda _: observe(PassReport(0.05))
-    engine = Engine(target, drafter, VerifierConfig(max_batch_size=1), DRAFT)
-    passes = []
+    curve = gate._curve(0.05)
+    engine = Engine(target, drafter, VerifierConfig(max_batch_size=1), DRAFT, budget=FixedBudget(curve))
+    # Both take the times of the curve. With measured times, the numbers of passes would depend on the machine's load.
+    observe, drafts_of, widths, passes = drafter.observe, engine._drafting.drafts, [], []
+    drafter.observe = lambda _: observe(PassReport(float(curve.seconds(1, widths[-1])[-1])))
+
+    def drafts(sequences):
+        [draft] = drafts_of(sequences)
+        widths.append(1 + len(draft))
+        return [draft]
+
+    engine._drafting.drafts = drafts
     for each in records:
         config = GenerationConfig(max_tokens=len(each.output), ignore_end_tokens=True)
         outputs = list(engine.run([Request(0, each.prompt, config, wrap_target=teacher_forced(each.output))]))
