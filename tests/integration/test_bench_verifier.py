@@ -144,3 +144,4 @@ def test_a_model_larger_than_memory(bench: Bench, traces: list[Path]) -> None:
     assert [each["nodes"] for each in figures["results"]] == [0, 8]
     assert figures["results"][0]["tokens_per_pass"] == 1.0 < figures["results"][1]["tokens_per_pass"]
     assert min(figures[key] for key in ("plain_tokens_per_s", "accelerate_tokens_per_s", "stream_pass_ms")) > 0
+    assert min(figures[key] for key in ("start_s", "first_token_s", "later_first_token_s")) > 0

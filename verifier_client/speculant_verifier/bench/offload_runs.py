@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _VOCABULARY = 16_384
 _PLAIN_TOKENS = 16
 """Number of tokens to decode per output without drafts; a few suffice, because every token takes the same time."""
+_PROMPT_TOKENS = 20
+"""Number of tokens of the prompts whose first token is timed after the start."""
 _NUM_PASSES = 5
 _BRANCHES = 64
 """Number of tree nodes that one pass of the draft model expands, as in SpecExec's paper."""
@@ -119,11 +121,16 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
     """Decode while only a part of the weights is in memory."""
     report = BuildReport()  # records peak memory
     with report.watching():
+        _empty_page_cache(plan)
+        started_s = time.perf_counter()
         target = _loaded(plan, memory_budget=plan.ram_budget)
         offload = target.offload
         if offload is None:
             raise _fitting(plan)
         costs = load_or_measure(target, [1], plan.folder / "costs", most_nodes=max(plan.nodes))
+        start_s = time.perf_counter() - started_s
+        first_s, later_s = (_decode(target, plan, costs, [_random_prompt(target)], 0).total_s for _ in range(2))
+        sys.stderr.write(f"{start_s:.1f} s to load and to time passes, {first_s:.1f} s to the first token\n")
         results: list[dict[str, Any]] = []
         seconds, num_bytes = 0.0, -offload.num_bytes
         for name, requests in plan.workloads.items():
@@ -153,6 +160,9 @@ def streamed(plan: OffloadPlan) -> dict[str, Any]:
     offload.close()
     return passes | {
         "plan": dict(offload.plan.rows()),
+        "start_s": start_s,
+        "first_token_s": first_s,
+        "later_first_token_s": later_s,
         "peak_bytes": report.peak_anon_bytes,
         "results": results,
         "plain_tokens_per_s": min(each["tokens_per_s"] for each in results if each["nodes"] == 0),
@@ -181,10 +191,7 @@ def accelerate(plan: OffloadPlan) -> dict[str, Any]:
         times = []
         with torch.inference_mode():
             for _ in range(_NUM_PASSES):
-                for path in plan.checkpoint.glob("*.safetensors"):
-                    with path.open("rb") as file:
-                        os.fsync(file.fileno())
-                        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                _empty_page_cache(plan)
                 started_s = time.perf_counter()
                 model(torch.randint(plan.vocabulary_size, (1, 1)))
                 times.append(time.perf_counter() - started_s)
@@ -200,6 +207,19 @@ def resident(plan: OffloadPlan) -> dict[str, Any]:
         times = [_pass_of(target, width)[0] for _ in range(_NUM_PASSES)]
         figures[f"resident_{name}pass_ms"] = 1e3 * float(np.median(times))
     return figures
+
+
+def _empty_page_cache(plan: OffloadPlan) -> None:
+    for path in plan.checkpoint.glob("*.safetensors"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _random_prompt(target: TargetModel) -> BenchRequest:
+    """Return a request for one token after a random prompt."""
+    prompt = torch.randint(target.vocabulary_size, (_PROMPT_TOKENS,)).tolist()
+    return BenchRequest(tuple(prompt), 1, (0,))
 
 
 def _architecture(family: str, size: int, vocabulary_size: int) -> LlamaConfig | GptOssConfig:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from speculant_graph.bench.report import COMMAS, begin, print_report
-from speculant_graph.budget.pass_cost import MAX_POINT
+from speculant_graph.budget.pass_cost import MAX_POINT, CostCurve
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.file_names import json_text
@@ -54,13 +57,17 @@ def run(arguments: Sequence[str]) -> int:
     begin("measuring forward passes")
     costs = measure_costs(target, settings.batch, settings.tokens, settings.context, settings.time)
     points = [point for point in costs.points if point.is_measured]
+    curves = {
+        batch: CostCurve(*zip(*((point.tokens, point.ms) for point in some), strict=True))
+        for batch, some in groupby(points, attrgetter("batch"))  # sorted by batch size
+    }
     figures: dict[str, Any] = {
         "points": [
             {
                 "batch": point.batch,
                 "nodes": point.tokens,
                 "ms": round(point.ms, 4),
-                "relative": round(costs.relative(point.batch, point.tokens), 4),
+                "relative": round(curves[point.batch].relative(point.tokens), 4),
             }
             for point in points
         ],
@@ -69,9 +76,6 @@ def run(arguments: Sequence[str]) -> int:
     }
     print_report("verify-cost", figures, arguments, as_json=settings.json_output)
     if settings.output is not None:
-        batch = settings.batch[0]
-        tokens = [point.tokens for point in points if point.batch == batch]
-        times = [point.ms for point in points if point.batch == batch]
-        content = {"tokens": tokens, "ms": times, "batch": batch, **describe(target)}
+        content = {**asdict(curves[settings.batch[0]]), "batch": settings.batch[0], **describe(target)}
         replace_bytes(settings.output, json_text(content).encode() + b"\n")
     return 0
