@@ -100,6 +100,25 @@ def test_replaying_workloads(bench: Bench, traces: list[Path], tmp_path: Path) -
     assert figures["tokens"] == sum(group["tokens"] for group in figures["workloads"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "setting"),
+    [
+        (["--nodes", "8,0"], "nodes"),
+        (["--size", "90MB"], "--ram-budget"),
+        (["--ram-budget", "90MB"], "--ram-budget"),
+        (["--draft-model", "./there-is-none"], "draft_model.name"),
+    ],
+)
+def test_weights_are_written_only_for_a_plan_that_can_be_measured(
+    arguments: list[str], setting: str, traces: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = ["--replay", str(traces[0]), "--tokenizer", str(MODEL_FOLDER)]
+    assert main(["bench", "offload", *known, *arguments]) == 2
+    said = capsys.readouterr().err
+    assert setting in said
+    assert "random weights" not in said
+
+
 @pytest.mark.slow
 def test_answers_of_a_form_and_a_second_call(bench: Bench) -> None:
     model = ["--verifier.model-name", MODEL_FOLDER]
@@ -123,6 +142,9 @@ def test_a_draft_model_beside_ngrams(bench: Bench) -> None:
     ("arguments", "complaint"),
     [
         (["verify-cost", "--model", "random:huge", "--tokenizer", "x"], "'huge' is not the size of a random model"),
+        (["verify-cost", *RANDOM, "--batch", "[]"], "batch: is empty"),
+        (["verify-cost", *RANDOM, "--output", "."], "is a folder"),
+        (["verify-cost", *RANDOM, "--output", "there-is-none/curve.json"], "can't be written"),
         (["generate", *RANDOM], "name what to decode: one of --prompts FILE and --replay TRACES"),
         (["generate", *RANDOM, "--prompts", "there-is-none"], "can't read the prompts in 'there-is-none'"),
     ],

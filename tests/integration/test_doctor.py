@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from speculant_graph.cli.doctor import _compare
 from speculant_graph.cli.main import main
 from speculant_graph.types import Fingerprint
 from speculant_graph.version import VERSION
 from speculant_verifier.demo.run import MODEL_FOLDER
-from support.packed_checkpoint import full_config
+from support.packed_checkpoint import full_config, tiny_config, write_packed
 from support.processes import Sidecar
+from support.tiny_models import byte_tokenizer
+
+INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +30,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Run in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def read(name: str) -> Any:
+    return json.loads(Path(name).read_text(encoding="utf-8"))
 
 
 def examined(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> dict[str, dict[str, Any]]:
@@ -111,6 +119,29 @@ def test_a_packed_model_is_sized_by_its_description_alone(capsys, elsewhere: Pat
     for budget, status in (("9GB", "warn"), ("9000GB", "fail")):
         above = examined(capsys, *arguments[:-1], budget, status=1)["model size"]
         assert (above["status"], "--memory-budget" in above["fix"]) == (status, True)
+
+
+@pytest.mark.parametrize("fault", ["no index", "no scales", "another shape", "gptq"])
+def test_weights_that_can_not_be_loaded_are_found_without_loading_them(capsys, elsewhere: Path, fault: str) -> None:
+    write_packed(elsewhere, tiny_config())
+    byte_tokenizer().save_pretrained(elsewhere)
+    assert examined(capsys, "--model", ".")["model"]["status"] == "ok"
+    shard, index, described = elsewhere / "model-00002-of-00005.safetensors", *map(read, (INDEX, "config.json"))
+    weights, name = load_file(shard), "model.layers.1.mlp.experts.down_proj_scales"
+    if fault == "no index":
+        (elsewhere / INDEX).unlink()
+    elif fault == "gptq":
+        described["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+        (elsewhere / "config.json").write_text(json.dumps(described), encoding="utf-8")
+    else:
+        weights[name] = weights[name][1:].contiguous()
+        if fault == "no scales":
+            del weights[name], index["weight_map"][name]
+        save_file(weights, shard, metadata={"format": "pt"})
+        (elsewhere / INDEX).write_text(json.dumps(index), encoding="utf-8")
+    found = examined(capsys, "--model", ".", status=1)["model"]
+    assert found["status"] == "fail"
+    assert {"no index": INDEX, "gptq": "optimum"}.get(fault, name) in found["detail"]
 
 
 def test_settings_of_every_section_are_checked(capsys, elsewhere: Path) -> None:

@@ -16,7 +16,17 @@ from speculant_graph.machine import describe_machine
 if TYPE_CHECKING:
     from speculant_graph.graph.build.builder import BuildProgress
 
-COMMAS = BeforeValidator(lambda value: list(dict.fromkeys(value.split(","))) if isinstance(value, str) else value)
+
+def _items(value: object) -> object:
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list):
+        return items
+    if not items:
+        raise ValueError("is empty; name at least one, or leave it out")
+    return list(dict.fromkeys(items))
+
+
+COMMAS = BeforeValidator(_items)
 """Annotation of a list that a command line gives as items separated by commas: ``8,16,32``. A repeated item counts
 once."""
 

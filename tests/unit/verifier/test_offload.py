@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GptOssConfig, LlamaConfig, LlamaForCausalLM
 
 from speculant_graph.config import DraftConfig, DraftModelConfig, GenerationConfig, ServiceConfig, VerifierConfig
 from speculant_graph.errors import ConfigError, GenerationError
@@ -207,6 +207,35 @@ def test_a_budget_that_is_too_small_is_refused(checkpoint):
     with pytest.raises(ConfigError) as caught:
         TargetModel.load(VerifierConfig(model_name=str(checkpoint), memory_budget=1_000_000))
     assert caught.value.field == "verifier.memory_budget"
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt-oss"])
+@pytest.mark.parametrize("budget", [1, 200, 330, 400, 480])
+def test_the_budget_that_an_error_suggests_suffices(monkeypatch, family, budget):
+    """And bfloat16 is suggested only where it suffices."""
+    monkeypatch.setattr(placement, "anonymous_bytes", lambda: 300_000_000)
+    common = {"num_hidden_layers": 24, "hidden_size": 1024, "vocab_size": 10_000}
+    config = (
+        LlamaConfig(intermediate_size=4096, **common)
+        if family == "llama"
+        else GptOssConfig(intermediate_size=1024, num_local_experts=8, **common)
+    )
+
+    def plan(budget_mb: int, dtype: torch.dtype = torch.float32) -> placement.Plan | None:
+        return plan_for(config, dtype, VerifierConfig(memory_budget=1_000_000 * budget_mb), later_bytes=7)
+
+    with pytest.raises(ConfigError) as caught:
+        plan(budget)
+    assert caught.value.field == "verifier.memory_budget"
+    [wanted] = re.findall(r"(\d+)MB", caught.value.fix)
+    assert plan(int(wanted)) is not None
+    with pytest.raises(ConfigError):
+        plan(int(0.98 * int(wanted)))
+    if "bfloat16" in caught.value.fix:
+        assert plan(budget, torch.bfloat16) is not None
+    else:
+        with pytest.raises(ConfigError):
+            plan(budget, torch.bfloat16)
 
 
 def test_a_file_that_can_not_be_read_fails_passes_until_it_can(checkpoint, whole):

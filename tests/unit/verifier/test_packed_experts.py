@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.quantization_config import Mxfp4Config
 
 from speculant_graph import _core
@@ -19,7 +20,7 @@ from speculant_graph.errors import ConfigError
 from speculant_verifier import half_precision
 from speculant_verifier.model import TargetModel
 from speculant_verifier.offload import placement, plan_for
-from speculant_verifier.offload.packed_experts import PackedExperts, decode
+from speculant_verifier.offload.packed_experts import PackedExperts, decode, require_packed_weights
 from support.lossless import decode as decode_jobs
 from support.lossless import mixed_jobs, remembered
 from support.packed_checkpoint import decoded, full_config, tiny_config, write_packed
@@ -178,11 +179,16 @@ def broken(folder: Path, part: str, change) -> Path:
         ("down_proj_bias", lambda each: each[:, 1:].contiguous()),
     ],
 )
-def test_tensors_of_another_shape_or_type_are_refused(tmp_path, part, change):
-    with pytest.raises(ConfigError) as caught:
-        load(broken(tmp_path, part, change), 1)
-    assert caught.value.field == "verifier.model_name"
-    assert "download" in str(caught.value)
+@pytest.mark.parametrize("resident_layers", [1, None])
+def test_tensors_of_another_shape_or_type_are_refused(tmp_path, part, change, resident_layers):
+    """Streamed or resident, the error names the weight; the doctor's check needs no weights in memory."""
+    folder = broken(tmp_path, part, change)
+    config = AutoConfig.from_pretrained(folder)
+    for check in (partial(load, folder, resident_layers), partial(require_packed_weights, folder, config)):
+        with pytest.raises(ConfigError) as caught:
+            check()
+        assert caught.value.field == "verifier.model_name"
+        assert part in str(caught.value)
 
 
 def test_a_file_whose_header_lies_is_refused(tmp_path):

@@ -51,7 +51,7 @@ class BenchOffloadSettings(ReportingSettings):
     """Total size of the model's random weights, stored in bfloat16."""
     ram_budget: ByteSize = ByteSize(1_000_000_000)
     """Memory limit of a process whose weights are offloaded."""
-    nodes: Annotated[list[int], COMMAS] = [16, 64, 256, 1024]  # noqa: RUF012 - every instance gets its own copy
+    nodes: Annotated[list[Annotated[int, Field(ge=1, le=2_048)]], COMMAS] = [16, 64, 256, 1024]  # noqa: RUF012
     """Tree sizes to measure: maximum numbers of nodes per tree, separated by commas."""
     depth: Annotated[int, Field(ge=1, le=255)] = 16
     """Maximum depth of a draft model's trees."""
@@ -71,6 +71,7 @@ def run(arguments: Sequence[str]) -> int:
             Path(folder), settings.tokenizer, settings.draft_model.name, settings.family, int(settings.size),
             int(settings.ram_budget), tuple(settings.nodes), settings.depth, *runs.workloads_of(settings),
         )  # fmt: skip
+        runs.check(plan)
         begin("writing random weights")
         _in_process(runs.write_weights, plan)
         figures: dict[str, Any] = {"budget_bytes": int(settings.ram_budget), "family": settings.family}

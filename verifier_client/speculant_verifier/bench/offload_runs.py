@@ -33,6 +33,7 @@ from speculant_verifier.model import TargetModel
 from speculant_verifier.model.progress import quiet_transformers
 from speculant_verifier.offload import plan_for
 from speculant_verifier.offload.weight_files import bytes_per_second
+from speculant_verifier.sources import is_model_local
 from speculant_verifier.speculation import CostTable, ObservedCosts, load_or_measure
 
 if TYPE_CHECKING:
@@ -103,16 +104,31 @@ def workloads_of(settings: BenchOffloadSettings) -> tuple[dict[str, list[BenchRe
     return workloads, _VOCABULARY
 
 
-def write_weights(plan: OffloadPlan) -> dict[str, Any]:
-    """Write a checkpoint of random weights, if such a model can and must be streamed within the budget."""
+def check(plan: OffloadPlan) -> None:
+    """Reject a plan that can't be measured.
+
+    Raises:
+        ConfigError: the model fits into the budget, or can't be streamed within it, or there is no such draft model.
+    """
     quiet_transformers()
-    torch.manual_seed(0)
+    if plan.draft_model:
+        try:
+            is_model_local(VerifierConfig(model_name=plan.draft_model))
+        except ConfigError as error:
+            raise error.renamed("draft_model.name") from None
     config = _architecture(plan.family, plan.size, plan.vocabulary_size)
     try:
         if plan_for(config, torch.bfloat16, _settings(plan, memory_budget=plan.ram_budget)) is None:
             raise _fitting(plan)
     except ConfigError as error:
         raise error.renamed("--ram-budget") if error.field else error from None
+
+
+def write_weights(plan: OffloadPlan) -> dict[str, Any]:
+    """Write a checkpoint of random weights."""
+    quiet_transformers()
+    torch.manual_seed(0)
+    config = _architecture(plan.family, plan.size, plan.vocabulary_size)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(plan.checkpoint)
     return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -16,7 +17,7 @@ from speculant_graph.budget.pass_cost import MAX_POINT, CostCurve
 from speculant_graph.config import VerifierConfig
 from speculant_graph.errors import ConfigError
 from speculant_graph.file_names import json_text
-from speculant_graph.files import replace_bytes
+from speculant_graph.files import replace_bytes, workspace
 from speculant_graph.settings import ReportingSettings, load_settings
 
 
@@ -47,6 +48,24 @@ class BenchVerifyCostSettings(ReportingSettings):
 def run(arguments: Sequence[str]) -> int:
     """Measure and print."""
     settings = load_settings(BenchVerifyCostSettings, "bench verify-cost", arguments)
+    if settings.output is None:
+        _measure(settings, arguments)
+        return 0
+    if settings.output.is_dir():
+        raise ConfigError(f"--output: {settings.output} is a folder", fix="name a file")
+    with workspace(settings.output):  # fails before the measurement if the file can't be written
+        curve = _measure(settings, arguments)
+        if len(curve["tokens"]) < 2:
+            raise ConfigError(
+                f"--time {settings.time:g} sufficed for one width only, and one point is no curve", fix="raise --time"
+            )
+        replace_bytes(settings.output, json_text(curve).encode() + b"\n")
+    sys.stderr.write(f"{settings.output}: the curve of batch size {curve['batch']}\n")
+    return 0
+
+
+def _measure(settings: BenchVerifyCostSettings, arguments: Sequence[str]) -> dict[str, Any]:
+    """Measure and print; return the cost curve of the first batch size."""
     from speculant_verifier.bench.workload import describe, load_target
     from speculant_verifier.speculation import measure_costs
 
@@ -74,8 +93,9 @@ def run(arguments: Sequence[str]) -> int:
         "context": costs.context,
         **describe(target),
     }
+    left_out = len(settings.batch) * len({1, *settings.tokens}) - len(points)
+    if left_out and target.offload is None:  # passes of a streamed model are mostly predicted
+        sys.stderr.write(f"{left_out} combinations of batch size and width left out; raise --time\n")
     print_report("verify-cost", figures, arguments, as_json=settings.json_output)
-    if settings.output is not None:
-        content = {**asdict(curves[settings.batch[0]]), "batch": settings.batch[0], **describe(target)}
-        replace_bytes(settings.output, json_text(content).encode() + b"\n")
-    return 0
+    first = settings.batch[0]
+    return {**asdict(curves[first]), "batch": first, **describe(target)}

@@ -19,6 +19,9 @@ from speculant_graph.types import Fingerprint
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+_LATER_BYTES = 32_000_000
+"""Memory that a verifier takes before it loads its model, in addition to this process: mostly imported modules."""
+
 
 def check_devices() -> Iterator[CheckResult]:
     """Report the GPUs that torch sees."""
@@ -61,10 +64,16 @@ def check_model(config: VerifierConfig, *, load: bool, tokenizers: dict[str, Fin
         raise ConfigError(
             f"can't load model '{config.model_name}': {first_line(error)}", fix="check the name or the folder"
         ) from error
+    tokenizer: Fingerprint | ConfigError
+    try:  # first, because its memory belongs to the process that is predicted
+        _, tokenizer = load_tokenizer(config)
+    except ConfigError as error:
+        tokenizer = error
     yield _size(config, described, model, device)  # does not need weights
-    _, fingerprint = load_tokenizer(config)
-    tokenizers[MODEL] = fingerprint
-    _require_weights(Path(config.model_name))
+    if isinstance(tokenizer, ConfigError):
+        raise tokenizer
+    tokenizers[MODEL] = tokenizer
+    _require_weights(Path(config.model_name), described)
     if not load:
         yield CheckResult("model", "ok", f"{config.model_name}, {described.model_type}; --verify loads it")
         return
@@ -85,10 +94,12 @@ def _without_weights(described: PreTrainedConfig, name: str) -> PreTrainedModel:
     return model
 
 
-def _require_weights(folder: Path) -> None:
-    """Reject a folder without weight files. A model on the hub passes, because it is downloaded when it is loaded."""
+def _require_weights(folder: Path, described: PreTrainedConfig) -> None:
+    """Reject a folder whose weights can't be loaded. A model on the hub passes, because it is not downloaded yet."""
+    _require_quantizer(described)
     if not folder.is_dir():
         return
+    from speculant_verifier.offload.packed_experts import is_packed, require_packed_weights
     from speculant_verifier.offload.weight_files import require_whole
 
     index = folder / "model.safetensors.index.json"
@@ -102,9 +113,28 @@ def _require_weights(folder: Path) -> None:
             raise ConfigError(
                 f"{folder} lacks {len(missing)} files of weights, first {missing[0]}", fix="download it again"
             )
-    elif not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
-        raise ConfigError(f"{folder} has no weights", fix="download the model again")
+    elif not (folder / "model.safetensors").is_file() and not any(folder.glob("*.bin")):
+        raise ConfigError(f"{folder} has neither {index.name} nor model.safetensors", fix="download the model again")
     require_whole(folder)
+    if is_packed(described):
+        require_packed_weights(folder, described)
+
+
+def _require_quantizer(described: PreTrainedConfig) -> None:
+    """Reject a quantisation for which this machine lacks a package or a device."""
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    from speculant_verifier.offload.packed_experts import is_packed
+
+    quantization = getattr(described, "quantization_config", None)
+    if quantization is None or is_packed(described):
+        return
+    try:
+        AutoHfQuantizer.from_config(quantization, pre_quantized=True).validate_environment()
+    except (ImportError, ValueError, TypeError, RuntimeError) as error:
+        raise ConfigError(
+            f"the model can't be loaded: {first_line(error)}", fix="install what it needs, or choose another model"
+        ) from error
 
 
 def _size(
@@ -143,7 +173,7 @@ def _size(
     detail += f"; {free / 1e9:.1f} GB are free on {device}"
     can_stream = device.type == "cpu" or not is_quantised or packed
     try:
-        plan = plan_for(described, kind, config, device) if can_stream else None
+        plan = plan_for(described, kind, config, device, later_bytes=_LATER_BYTES) if can_stream else None
     except ConfigError as error:
         return CheckResult("model size", "fail", f"{detail}\n{error.message}", error.fix)
     lower = "lower --memory-budget, which exceeds the free memory" if config.memory_budget > free else ""

@@ -29,7 +29,7 @@ from speculant_graph.types import Fingerprint
 from speculant_verifier.model.attention import register
 from speculant_verifier.model.progress import patient_progress
 from speculant_verifier.offload import OFFLOAD, SMALLER, Offload, Plan, plan_for
-from speculant_verifier.offload.packed_experts import is_packed, keep_packed
+from speculant_verifier.offload.packed_experts import is_packed, keep_packed, require_packed_weights
 from speculant_verifier.offload.weight_files import bytes_per_second, require_whole
 from speculant_verifier.sources import (
     MODEL_SETTING,
@@ -41,6 +41,7 @@ from speculant_verifier.sources import (
 
 _FIX = "Give a folder with a checkpoint, or the hub name of a model you may download ({field})."
 _FIX_FOLDER = "Download the model's files again, or give another folder ({field})."
+_FIX_PACKAGE = "Install what it needs, or give another model ({field})."
 _DEVICE = "verifier.device"
 _SAMPLE = 1 << 28
 """Number of bytes that are read to measure the speed of the disk."""
@@ -80,6 +81,8 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: boo
     with ExitStack() as if_it_fails, patient_progress():
         try:
             model_config = AutoConfig.from_pretrained(config.model_name, token=token, local_files_only=is_local)
+            if is_packed(model_config) and os.path.isdir(config.model_name):
+                require_packed_weights(Path(config.model_name), model_config)
             plan = _plan(model_config, dtype, config, device, may_stream)
             if plan is not None:
                 # oneDNN caches compiled kernels for up to 1,024 shapes. Experts get any number of tokens, so the cache
@@ -114,9 +117,10 @@ def load_model(config: VerifierConfig, *, may_stream: bool = True, may_pack: boo
                 ) from error
             if isinstance(error, SafetensorError):
                 require_whole(Path(config.model_name))  # names the file
+            fix = _FIX_FOLDER if os.path.isdir(config.model_name) else _FIX
             raise ConfigError(
                 f"can't load model '{config.model_name}': {sentence(error)} "
-                f"{_FIX_FOLDER if os.path.isdir(config.model_name) else _FIX}",
+                f"{_FIX_PACKAGE if isinstance(error, ImportError) else fix}",
                 field=MODEL_SETTING,
             ) from error
         model: PreTrainedModel

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
@@ -24,6 +25,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from speculant_graph import _core
 from speculant_graph.errors import ConfigError
 from speculant_verifier.half_precision import lacks_instructions, spaces
+from speculant_verifier.offload.weight_files import require_weights
 from speculant_verifier.sources import MODEL_SETTING
 
 BLOCK = 32
@@ -172,6 +174,18 @@ def pack(model: PreTrainedModel, dtype: torch.dtype) -> None:
         for name, module in list(model.named_modules()):
             if type(module) is GptOssExperts:
                 model.set_submodule(name, PackedExperts(config, dtype))
+
+
+def require_packed_weights(folder: Path, config: PreTrainedConfig) -> None:
+    """Raise an error if a checkpoint in MXFP4 lacks a weight, or holds it in another shape.
+
+    Raises:
+        ConfigError: a file is damaged, or a weight is missing or does not match.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    pack(model, model.dtype)
+    require_weights(folder, dict(model.named_parameters()))
 
 
 def keep_packed(config: PreTrainedConfig) -> None:

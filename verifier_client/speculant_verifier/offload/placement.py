@@ -10,7 +10,10 @@ from the disk. Experts in MXFP4 stay packed, both in memory and when streamed.
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -41,6 +44,8 @@ _NUM_SLABS = 2
 _TOLERANCE = 1.05
 """Memory counts as short only if its use exceeds the budget by this factor, because the temporary memory of passes
 varies."""
+_SURE = 1.01
+"""Factor on the budget that an error message suggests, because the memory of a process varies."""
 _CPU = torch.device("cpu")
 _UNKNOWN = 1 << 60
 """Number of free bytes that is assumed if the system does not report it."""
@@ -149,6 +154,7 @@ def plan_for(
     device: torch.device = _CPU,
     *,
     may_stream: bool = True,
+    later_bytes: int = 0,
 ) -> Plan | None:
     """Decide which weights stay in memory; return None if all weights fit.
 
@@ -158,6 +164,7 @@ def plan_for(
         verifier: settings with the memory limits.
         device: device on which the model runs.
         may_stream: whether weights may be streamed in every pass.
+        later_bytes: memory that the process will take before it loads the model, in addition to what it uses now.
 
     Raises:
         ConfigError: the weights that must stay in memory do not fit; streaming is needed but not allowed; or a host
@@ -169,7 +176,8 @@ def plan_for(
             fix="leave {field} out: verifier.memory_budget bounds this machine's memory",
             field="verifier.host_budget",
         )
-    in_file = getattr(config.get_text_config(), "dtype", None) or dtype  # read before the next lines change it
+    config = copy.deepcopy(config)  # the next lines change it
+    in_file = getattr(config.get_text_config(), "dtype", None) or dtype
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     on_cpu, packed, needed = device.type == "cpu", is_packed(config), _size(model)
@@ -178,7 +186,7 @@ def plan_for(
     total = _size(model)
     if not on_cpu and packed and has_kernels():
         needed = total
-    process = anonymous_bytes() if on_cpu else torch.cuda.memory_allocated(device)
+    process = anonymous_bytes() + later_bytes if on_cpu else torch.cuda.memory_allocated(device)
     free = available_bytes() if on_cpu else torch.cuda.mem_get_info(device)[0]
     bound = int(verifier.memory_budget)
     budget = bound or process + (_UNKNOWN if free is None else int(verifier.memory_fraction * free))
@@ -212,14 +220,16 @@ def plan_for(
         num_slots = min(max(least, divisor * wanted) if experts else least + wanted, num_slots)
     num_slots = min(num_slots, _MOST_SLOTS)
     if num_slots < least:
-        fixes = ["raise {field}"]
+        needed_mb = math.ceil(_SURE * (fixed + least * unit + taken - reserved) / (1.0 - share) / 1e6)
+        fixes = [f"set {{field}} to at least {needed_mb}MB"]
         fixes += ["lower verifier.max_kv_tokens"] if verifier.max_kv_tokens else []
-        fixes += ["set verifier.dtype bfloat16"] if dtype.itemsize > torch.bfloat16.itemsize else []
+        if dtype.itemsize > torch.bfloat16.itemsize:
+            with suppress(ConfigError):
+                plan_for(config, torch.bfloat16, verifier, device, later_bytes=later_bytes)
+                fixes += ["set verifier.dtype bfloat16"]
         raise ConfigError(
-            f"model '{verifier.model_name}' needs "
-            f"{_readable((fixed + least * unit + taken - reserved) / (1.0 - share))}, but the budget is "
-            f"{_readable(budget)}; {_readable(fixed)} of weights must stay in memory, and the process has taken "
-            f"{_readable(process)}",
+            f"model '{verifier.model_name}' needs {needed_mb:,} MB, but the budget is {budget // 1_000_000:,} MB; "
+            f"{_readable(fixed)} of weights must stay in memory, and the process takes {_readable(process)}",
             fix=", or ".join(fixes),
             field="verifier.memory_budget",
         )

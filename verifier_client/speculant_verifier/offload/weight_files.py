@@ -134,6 +134,29 @@ def require_whole(folder: Path) -> None:
             raise ConfigError(f"{path} is too short", fix="download it again", field=MODEL_SETTING)
 
 
+def require_weights(folder: Path, expected: Mapping[str, Tensor]) -> None:
+    """Raise an error if a folder's files lack a weight, or hold it in another shape.
+
+    Args:
+        folder: folder of the checkpoint.
+        expected: the weights by their names in the checkpoint; they may be on the meta device.
+
+    Raises:
+        ConfigError: a file is damaged, or a weight is missing or does not match.
+    """
+    require_whole(folder)
+    found = {name: str(path) for path in sorted(folder.glob("*.safetensors")) for name in _header(str(path))[1]}
+    if missing := sorted(expected.keys() - found.keys()):
+        raise ConfigError(
+            f"{folder} lacks {len(missing)} weights of the model's architecture, first {missing[0]}",
+            fix="download the model again, or set {field} to another",
+            field=MODEL_SETTING,
+        )
+    index = {name: {"safetensors_file": found[name], "weight_name": name} for name in expected}
+    for name, stored in stored_tensors(index).items():
+        require_same(name, stored, expected[name])
+
+
 def bytes_per_second(folder: Path, most: int = 1 << 31) -> float:
     """Measure the speed of reading a checkpoint's weights, in bytes per second; 0 if the files are too small.
 

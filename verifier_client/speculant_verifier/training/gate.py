@@ -137,8 +137,9 @@ def judge(
     pass_s = sum(record.pass_s for record in failures + replay) / len(failures + replay)
     judges = failures + replay
     # One after the other, because both models together may not fit into memory.
-    before = _replayed(config, present, judges, pass_s, lambda line: report(f"gate, as now: {line}"))
+    # The candidate comes first, because it may be unusable.
     after = _replayed(config, candidate, judges, pass_s, lambda line: report(f"gate, new adapter: {line}"))
+    before = _replayed(config, present, judges, pass_s, lambda line: report(f"gate, as now: {line}"))
     runs = list(zip(before, after, strict=True))
     everything = compare(judges, runs, weights_of(records, failures, replay))
     num_failures = len(failures)
