@@ -123,7 +123,9 @@ def main(arguments: Sequence[str]) -> None:
         graph = GraphBuilder(tokenizer_name=options.tokenizer).build_from_files(options.corpus)
         drafter = partial(BeamDrafter, graph)
     found: dict[str, dict[str, float]] = {}
+    counts: dict[str, int] = {}
     for workload in read_workloads(options.traces, tokenizer, options.limit):
+        counts[workload.name] = len(workload.traces)
         for width in (0, *map(int, options.widths.split(","))):
             replayed = replay(drafter(width), workload.traces, options.nodes)
             steps = [step for of_trace in replayed for step in of_trace]
@@ -131,7 +133,7 @@ def main(arguments: Sequence[str]) -> None:
             name = f"beam of {width}" if width else "best-first"
             found.setdefault(workload.name, {})[name] = round(rate, 3)
             print(f"{workload.name:16} {name:12} {rate:.3f} tokens a step", flush=True)
-    print(json.dumps({"nodes": options.nodes, "traces": options.limit, "tokens_per_step": found}))
+    print(json.dumps({"nodes": options.nodes, "traces": counts, "tokens_per_step": found}))
 
 
 if __name__ == "__main__":
