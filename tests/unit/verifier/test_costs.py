@@ -32,12 +32,6 @@ def tables(draw):
     return CostTable(tuple(draw(st.permutations(points))), 100, draw(st.sampled_from(["dense", "cpu-moe"])))
 
 
-def relative(table, batch, tokens):
-    """Return the time relative to that of a pass over one token per row."""
-    alone, times = table.ms(batch, np.array([1.0, tokens]))
-    return times / alone
-
-
 def slow_ms(table, batch, tokens):
     """Return the time by the definition, for integer numbers of tokens only."""
     by_batch = {}
@@ -112,12 +106,12 @@ def test_estimates_rise_and_meet_what_was_measured(table):
 
 @given(rising(most=32))
 def test_many_tokens_are_never_free_unless_they_were_measured(table):
-    assert relative(table, 1, 64) > 1.4 * relative(table, 1, table.points[-1].tokens)
-    assert relative(table, 4, 64) > 1.0, "of a batch that was not measured, either"
+    assert table.relative(1, 64) > 1.4 * table.relative(1, table.points[-1].tokens)
+    assert table.relative(4, 64) > 1.0, "of a batch that was not measured, either"
 
 
 def test_one_width_alone_is_scaled_too():
-    assert relative(CostTable((CostPoint(1, 1, 107.0),), 0), 1, 64) == pytest.approx(CURVES["dense"].relative(64))
+    assert CostTable((CostPoint(1, 1, 107.0),), 0).relative(1, 64) == pytest.approx(CURVES["dense"].relative(64))
 
 
 @given(rising(), st.floats(0.2, 5.0), st.lists(st.tuples(st.integers(1, 40), st.floats(0.5, 3.0)), max_size=30))
@@ -177,7 +171,7 @@ def test_a_slow_model_has_a_second_width_in_time(gpt_oss, monkeypatch, tmp_path,
         assert (1, 9) in measured
     if seconds < 5e-4 and most_nodes == 8:
         assert measured == {(batch, width) for batch in (1, 4, 8) for width in (1, 2, 4, 8, 9)}
-    assert relative(table, 1, 64) > 1.5
+    assert table.relative(1, 64) > 1.5
 
 
 def test_the_most_important_batches_have_all_widths_of_drafts_first(gpt_oss, monkeypatch, tmp_path):

@@ -71,8 +71,6 @@ def run(arguments: Sequence[str]) -> int:
             Path(folder), settings.tokenizer, settings.draft_model.name, settings.family, int(settings.size),
             int(settings.ram_budget), tuple(settings.nodes), settings.depth, *runs.workloads_of(settings),
         )  # fmt: skip
-        runs.check(plan)
-        begin("writing random weights")
         _in_process(runs.write_weights, plan)
         figures: dict[str, Any] = {"budget_bytes": int(settings.ram_budget), "family": settings.family}
         for variant, label in (

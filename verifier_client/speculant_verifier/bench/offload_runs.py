@@ -17,6 +17,7 @@ import torch
 from accelerate import infer_auto_device_map, init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, LlamaConfig
 
+from speculant_graph.bench.report import begin
 from speculant_graph.bench.texts import read_workloads
 from speculant_graph.budget import StepBudget
 from speculant_graph.client import LocalDrafter, NullDrafter
@@ -104,11 +105,11 @@ def workloads_of(settings: BenchOffloadSettings) -> tuple[dict[str, list[BenchRe
     return workloads, _VOCABULARY
 
 
-def check(plan: OffloadPlan) -> None:
-    """Reject a plan that can't be measured.
+def write_weights(plan: OffloadPlan) -> dict[str, Any]:
+    """Write a checkpoint of random weights.
 
     Raises:
-        ConfigError: the model fits into the budget, or can't be streamed within it, or there is no such draft model.
+        ConfigError: there is no such draft model, or the model fits into the budget or can't be streamed within it.
     """
     quiet_transformers()
     if plan.draft_model:
@@ -122,13 +123,8 @@ def check(plan: OffloadPlan) -> None:
             raise _fitting(plan)
     except ConfigError as error:
         raise error.renamed("--ram-budget") if error.field else error from None
-
-
-def write_weights(plan: OffloadPlan) -> dict[str, Any]:
-    """Write a checkpoint of random weights."""
-    quiet_transformers()
+    begin("writing random weights")
     torch.manual_seed(0)
-    config = _architecture(plan.family, plan.size, plan.vocabulary_size)
     AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(plan.checkpoint)
     return {}
 

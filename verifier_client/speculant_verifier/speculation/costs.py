@@ -106,6 +106,11 @@ class CostTable:
         share = (batch - batches[after - 1]) / (batches[after] - batches[after - 1])
         return np.asarray(estimates[after - 1] + share * (estimates[after] - estimates[after - 1]))
 
+    def relative(self, batch: int, tokens: float) -> float:
+        """Estimate a pass's time relative to a pass over the same batch with one token per row."""
+        times = self.ms(batch, np.array([1.0, tokens]))
+        return float(times[1] / times[0])
+
     def seconds(self, num_rows: int, most_tokens: int) -> NDArray[np.float64]:
         """Return the seconds per pass, with rows padded to one width; see :class:`~speculant_graph.budget.PassCost`."""
         known = self._tables.get(num_rows)
